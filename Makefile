@@ -1,0 +1,72 @@
+# Everything a newcomer needs: each target makes .venv, installs and builds what is missing, then runs.
+# A second call finds all of that done.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+NATIVE := CMakeLists.txt $(shell find native -type f)
+CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
+
+.PHONY: demo test lint types native-test python-test soak bench setup clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.built  ## a tour of a few seconds: real processes, a kill, and nothing left behind
+	@$(PY) examples/tour.py
+
+test: lint types native-test python-test  ## all that CI runs
+
+setup: $(VENV)/.built
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@command -v g++ >/dev/null || { echo "memlane needs a C++ compiler: apt-get install g++"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "memlane needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setting up $(VENV) ..."
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) scikit-build-core nanobind cmake ninja
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev]'
+	@touch $@ $(VENV)/.built
+
+$(VENV)/.built: $(VENV)/.ready $(NATIVE)
+	@echo "building the native core ..."
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.built
+	@$(PIP) --no-build-isolation -e '.[dev,peers]'
+	@touch $@
+
+lint: $(VENV)/.built
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.built
+	$(VENV)/bin/mypy
+	$(PY) -m mypy.stubtest memlane._native --ignore-disjoint-bases
+
+# The native tests three times: as users get it, with ThreadSanitizer, with AddressSanitizer and UBSan.
+native-test: build/native/.built build/native-thread/.built build/native-address/.built
+	build/native/native_tests
+	build/native-thread/native_tests
+	build/native-address/native_tests
+
+SANITIZE_build/native-thread := thread
+SANITIZE_build/native-address := address,undefined
+build/native%/.built build/native/.built: $(VENV)/.ready $(NATIVE)
+	@$(CMAKE) -G Ninja -S . -B $(@D) -DMEMLANE_TESTS=ON -DMEMLANE_WERROR=ON \
+	  -DMEMLANE_SANITIZE=$(SANITIZE_$(@D)) -DCMAKE_BUILD_TYPE=Release >/dev/null
+	@$(CMAKE) --build $(@D)
+	@touch $@
+
+python-test: $(VENV)/.built
+	$(PY) -m pytest -m 'not soak'
+
+soak: $(VENV)/.built  ## minutes of kills and races
+	$(PY) -m pytest -m soak
+
+bench: $(VENV)/.peers build/native/.built  ## every benchmark, memlane and its peers interleaved
+	@for file in benchmarks/[a-z]*.py; do $(PY) $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

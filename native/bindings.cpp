@@ -1,0 +1,350 @@
+// The Python face of the native core: small handles that keep their pointers. The only file that knows Python.
+//
+// Every handle keeps its Mapping alive, so no call can touch unmapped memory, and refuses to work once the mapping is
+// closed. The GIL is released around every wait and every bulk copy, but only after a look showed that there is
+// something to wait for: a wait that is over already costs 0.1 us instead of 0.3.
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "clock.hpp"
+#include "lifeline.hpp"
+#include "mapping.hpp"
+#include "rows.hpp"
+#include "signal.hpp"
+#include "words.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace memlane;
+
+namespace {
+
+using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void raise(const char *error, const std::string &message) {
+    nb::object type = nb::module_::import_("memlane.core.errors").attr(error);
+    PyErr_SetObject(type.ptr(), nb::str(message.c_str(), message.size()).ptr());
+    throw nb::python_error();
+}
+
+void require_open(const Mapping &mapping, const std::string &label) {
+    if (mapping.closed()) [[unlikely]]
+        raise("SegmentClosed", label + " was used after its segment was closed; use it before close(), or attach again");
+}
+
+void require_writeable(const Mapping &mapping, const std::string &label) {
+    if (!mapping.writeable()) [[unlikely]]
+        raise("SegmentError", label + " lies in a segment that was attached read-only; attach it with writeable=True to change it");
+}
+
+// A cell of `bytes` bytes, aligned to `alignment`, at `offset`.
+std::byte *place(const Mapping &mapping, std::size_t offset, std::size_t bytes, std::size_t alignment,
+                 const std::string &label) {
+    if (offset > mapping.bytes() || bytes > mapping.bytes() - offset || offset % alignment != 0)
+        raise("SegmentError", label + " needs " + std::to_string(bytes) + " bytes at a multiple of " +
+                                  std::to_string(alignment) + ", but was placed at offset " + std::to_string(offset) +
+                                  " of a mapping of " + std::to_string(mapping.bytes()) + " bytes");
+    return mapping.data() + offset;
+}
+
+// ---------------------------------------------------------------------------------------------------- Mapping
+
+int mapping_buffer(PyObject *self, Py_buffer *view, int flags) {
+    auto *mapping = nb::inst_ptr<Mapping>(self);
+    return PyBuffer_FillInfo(view, self, mapping->data(), static_cast<Py_ssize_t>(mapping->bytes()),
+                             mapping->writeable() ? 0 : 1, flags);
+}
+
+PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(mapping_buffer)}, {0, nullptr}};
+
+// ----------------------------------------------------------------------------------------------------- Signal
+
+class Signal {
+  public:
+    Signal(std::shared_ptr<Mapping> mapping, std::size_t offset, std::string label)
+        : mapping_(std::move(mapping)), label_(std::move(label)), spin_(default_spin_limit_ns()) {
+        cell_ = reinterpret_cast<SignalCell *>(
+            place(*mapping_, offset, sizeof(SignalCell), alignof(SignalCell), label_));
+    }
+
+    const std::string &label() const { return label_; }
+    std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
+    void set_spin_limit_ns(std::int64_t limit_ns) {
+        if (limit_ns < 0)
+            throw nb::value_error("spin_limit_ns must be 0 (never spin) or more nanoseconds");
+        spin_ = Spin(limit_ns);
+    }
+
+    std::int64_t value() const {
+        require_open(*mapping_, label_);
+        return see(cell_->value);
+    }
+    void store(std::int64_t value) {
+        require_changeable();
+        signal_store(*cell_, value);
+    }
+    std::int64_t add(std::int64_t amount) {
+        require_changeable();
+        return signal_add(*cell_, amount);
+    }
+    bool compare_and_swap(std::int64_t expected, std::int64_t value) {
+        require_changeable();
+        return signal_compare_and_swap(*cell_, expected, value);
+    }
+
+    std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+        require_open(*mapping_, label_);
+        const std::int64_t value = see(cell_->value);
+        return value >= until ? value : wait_long(until, timeout, peers, value);
+    }
+
+  private:
+    void require_changeable() const {
+        require_open(*mapping_, label_);
+        require_writeable(*mapping_, label_);
+    }
+
+    // A sleeper marks the signal's gate, so waiting changes shared memory too.
+    std::int64_t wait_long(std::int64_t until, std::optional<double> timeout, nb::handle peers, std::int64_t value) {
+        require_changeable();
+        std::int64_t deadline_ns = forever_ns;
+        if (timeout) {
+            if (!(*timeout >= 0))
+                throw nb::value_error("timeout must be None (wait for ever) or a number of seconds, 0 or more");
+            if (*timeout == 0)
+                raise_timeout(until, *timeout, value);
+            if (*timeout < 1e9)
+                deadline_ns = now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9));
+        }
+        std::vector<nb::object> watched;
+        std::vector<int> pidfds;
+        for (nb::handle peer : peers) {
+            watched.push_back(nb::borrow(peer));
+            pidfds.push_back(nb::cast<int>(peer.attr("fileno")()));
+        }
+        // Spin learns from its own waits and belongs to one thread; two Python threads may share this handle.
+        Spin spin = spin_;
+        for (;;) {
+            WaitResult result;
+            {
+                nb::gil_scoped_release release;
+                result = signal_wait(*cell_, until, deadline_ns, pidfds, spin);
+            }
+            spin_ = spin;
+            switch (result.end) {
+            case WaitEnd::reached:
+                return result.value;
+            case WaitEnd::timed_out:
+                raise_timeout(until, *timeout, result.value);
+            case WaitEnd::peer_died:
+                raise_peer_died(watched[static_cast<std::size_t>(result.peer)], until, result.value);
+            case WaitEnd::paused:
+                if (PyErr_CheckSignals() != 0)
+                    throw nb::python_error();
+                require_open(*mapping_, label_);
+            }
+        }
+    }
+
+    std::string wanted(std::int64_t until, std::int64_t value) const {
+        return label_ + " to reach " + std::to_string(until) + "; it is at " + std::to_string(value);
+    }
+    [[noreturn]] void raise_timeout(std::int64_t until, double seconds, std::int64_t value) const {
+        nb::object text = nb::str("waited {:g} s for {}").attr("format")(seconds, wanted(until, value));
+        raise("WaitTimeout", nb::cast<std::string>(text));
+    }
+    [[noreturn]] void raise_peer_died(nb::handle peer, std::int64_t until, std::int64_t value) const {
+        nb::object error = nb::module_::import_("memlane.core.errors")
+                               .attr("PeerDied")(peer.attr("obituary")() + nb::str(" while this process waited for ") +
+                                                 nb::str(wanted(until, value).c_str()),
+                                                 "peer"_a = peer);
+        PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
+        throw nb::python_error();
+    }
+
+    std::shared_ptr<Mapping> mapping_;
+    std::string label_;
+    SignalCell *cell_;
+    Spin spin_;
+};
+
+// ------------------------------------------------------------------------------------------------------ Words
+
+class Words {
+  public:
+    Words(std::shared_ptr<Mapping> mapping, std::size_t offset, std::size_t count, std::string label)
+        : mapping_(std::move(mapping)), label_(std::move(label)), count_(count) {
+        if (count > mapping_->bytes() / sizeof(Word))
+            raise("SegmentError", label_ + " has more words than its segment has room for");
+        words_ = reinterpret_cast<Word *>(place(*mapping_, offset, count * sizeof(Word), alignof(Word), label_));
+    }
+
+    std::size_t count() const { return count_; }
+    const std::string &label() const { return label_; }
+
+    std::int64_t load(std::int64_t index) const { return see(at(index)); }
+    void store(std::int64_t index, std::int64_t value) { publish(changeable(index), value); }
+    std::int64_t add(std::int64_t index, std::int64_t amount) {
+        return changeable(index).fetch_add(amount, std::memory_order_seq_cst) + amount;
+    }
+    bool compare_and_swap(std::int64_t index, std::int64_t expected, std::int64_t value) {
+        return publish_if(changeable(index), expected, value);
+    }
+    bool is_unchanged(std::int64_t index, std::int64_t seen) const { return unchanged(at(index), seen); }
+
+    // Positions in `indices` whose word no longer holds what was seen.
+    std::vector<std::size_t> changed(const Indices &indices, const Indices &seen) const {
+        if (indices.shape(0) != seen.shape(0))
+            throw nb::value_error("indices and seen must have the same length");
+        require_in_range(indices);
+        std::vector<std::size_t> positions;
+        for (std::size_t i = 0; i < indices.shape(0); ++i)
+            if (!unchanged(words_[indices(i)], seen(i)))
+                positions.push_back(i);
+        return positions;
+    }
+
+    void load_into(const Indices &indices, nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) const {
+        if (indices.shape(0) != out.shape(0))
+            throw nb::value_error("indices and out must have the same length");
+        require_in_range(indices);
+        for (std::size_t i = 0; i < indices.shape(0); ++i)
+            out(i) = see(words_[indices(i)]);
+    }
+
+  private:
+    [[noreturn]] void out_of_range(std::int64_t index) const {
+        throw nb::index_error((label_ + " has " + std::to_string(count_) + " words, there is no word " +
+                               std::to_string(index)).c_str());
+    }
+    void require_in_range(const Indices &indices) const {
+        require_open(*mapping_, label_);
+        const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, static_cast<std::int64_t>(count_));
+        if (bad >= 0)
+            out_of_range(indices(static_cast<std::size_t>(bad)));
+    }
+    Word &at(std::int64_t index) const {
+        require_open(*mapping_, label_);
+        if (index < 0 || static_cast<std::size_t>(index) >= count_)
+            out_of_range(index);
+        return words_[index];
+    }
+    Word &changeable(std::int64_t index) const {
+        Word &word = at(index);
+        require_writeable(*mapping_, label_);
+        return word;
+    }
+
+    std::shared_ptr<Mapping> mapping_;
+    std::string label_;
+    std::size_t count_;
+    Word *words_;
+};
+
+// ------------------------------------------------------------------------------------------------------- Rows
+
+// Pinned rows. The Python class memlane.core.Rows checks the arrays, keeps them alive and hands in their addresses.
+class Rows {
+  public:
+    using Given = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes
+    Rows(std::int64_t count, const std::vector<Given> &fields) : count_(count) {
+        for (const auto &[address, stride, row] : fields)
+            fields_.push_back({reinterpret_cast<std::byte *>(address), stride, row});
+    }
+
+    void gather(const Indices &indices, const Rows &out, int threads) const {
+        check(indices, count_, out.count_, "out");
+        nb::gil_scoped_release release;
+        memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads);
+    }
+
+    void scatter(const Indices &indices, const Rows &values, int threads) const {
+        check(indices, count_, values.count_, "values");
+        nb::gil_scoped_release release;
+        memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads);
+    }
+
+  private:
+    static void check(const Indices &indices, std::int64_t rows, std::int64_t other, const char *what) {
+        const auto wanted = static_cast<std::int64_t>(indices.shape(0));
+        if (other != wanted)
+            throw nb::value_error(("there are " + std::to_string(wanted) + " indices, but " + what + " has " +
+                                   std::to_string(other) + " rows").c_str());
+        const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, rows);
+        if (bad >= 0)
+            throw nb::index_error(("indices[" + std::to_string(bad) + "] is " +
+                                   std::to_string(indices(static_cast<std::size_t>(bad))) + ", but there are rows 0 to " +
+                                   std::to_string(rows - 1)).c_str());
+    }
+
+    std::int64_t count_;
+    std::vector<Field> fields_;
+};
+
+} // namespace
+
+NB_MODULE(_native, m) {
+    // A user's global that still holds a view when the interpreter ends is no reference leak of ours.
+    nb::set_leak_warnings(false);
+    m.doc() = "memlane's native core. Private: use memlane.core.";
+
+    m.attr("SIGNAL_BYTES") = sizeof(SignalCell);
+    m.attr("SIGNAL_OFFSETS") = nb::make_tuple(offsetof(SignalCell, value), offsetof(SignalCell, gate));
+    m.attr("SLICE_SECONDS") = slice_ns / 1e9;
+
+    nb::class_<Mapping>(m, "Mapping", nb::type_slots(mapping_slots), nb::is_weak_referenceable(),
+                        "A range of a file mapped into this process; a buffer that numpy can view.")
+        .def(nb::init<int, std::size_t, std::size_t, bool>(), "fd"_a, "offset"_a, "nbytes"_a, "writeable"_a)
+        .def_prop_ro("nbytes", &Mapping::bytes)
+        .def_prop_ro("closed", &Mapping::closed)
+        .def("close", &Mapping::close, "Refuse new work. The memory goes when its last holder goes.")
+        .def("retire", &Mapping::retire, "Put poisoned private pages in the place of the shared ones.");
+
+    nb::class_<Signal>(m, "Signal", "An atomic counter that one side advances and others wait for.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
+        .def_prop_ro("label", &Signal::label)
+        .def_prop_ro("value", &Signal::value)
+        .def_prop_rw("spin_limit_ns", &Signal::spin_limit_ns, &Signal::set_spin_limit_ns)
+        .def("store", &Signal::store, "value"_a, "Set the value and wake whoever waits for it.")
+        .def("add", &Signal::add, "amount"_a = 1, "Add, wake, and return the new value.")
+        .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,
+             "Set the value if it is `expected`; say whether it was.")
+        .def("wait", &Signal::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and\n"
+             "with PeerDied soon after the death of one of `peers`.");
+
+    nb::class_<Words>(m, "Words", "A table of atomic 64-bit words.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::string>(), "mapping"_a, "offset"_a,
+             "count"_a, "label"_a)
+        .def("__len__", &Words::count)
+        .def_prop_ro("label", &Words::label)
+        .def("load", &Words::load, "index"_a)
+        .def("store", &Words::store, "index"_a, "value"_a)
+        .def("add", &Words::add, "index"_a, "amount"_a, "Add and return the new value.")
+        .def("compare_and_swap", &Words::compare_and_swap, "index"_a, "expected"_a, "value"_a)
+        .def("unchanged", &Words::is_unchanged, "index"_a, "seen"_a,
+             "Whether the word still holds `seen`: what was copied since it was loaded is then whole.")
+        .def("load_into", &Words::load_into, "indices"_a, "out"_a)
+        .def("changed", &Words::changed, "indices"_a, "seen"_a,
+             "The positions in `indices` whose word no longer holds what was seen there.");
+
+    nb::class_<Rows>(m, "Rows")
+        .def(nb::init<std::int64_t, std::vector<Rows::Given>>(), "count"_a, "fields"_a)
+        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a)
+        .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a);
+
+    m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
+          "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
+}

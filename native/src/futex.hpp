@@ -1,0 +1,37 @@
+// The kernel's wait-on-a-word call, shared between processes. Linux only.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace memlane {
+
+enum class FutexEnd { woken, changed, timed_out, interrupted };
+
+// Sleeps while `word` holds `expected`, for at most `nanoseconds`. Not FUTEX_PRIVATE: the word lies in shared memory.
+inline FutexEnd futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expected, std::int64_t nanoseconds) {
+    timespec limit{static_cast<time_t>(nanoseconds / 1'000'000'000), static_cast<long>(nanoseconds % 1'000'000'000)};
+    if (syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAIT, expected, &limit, nullptr, 0) == 0)
+        return FutexEnd::woken;
+    switch (errno) {
+    case EAGAIN:
+        return FutexEnd::changed;
+    case EINTR:
+        return FutexEnd::interrupted;
+    default:
+        return FutexEnd::timed_out;
+    }
+}
+
+inline void futex_wake_all(std::atomic<std::uint32_t> &word) {
+    syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+} // namespace memlane

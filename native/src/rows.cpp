@@ -1,0 +1,126 @@
+#include "rows.hpp"
+
+#include <algorithm>
+
+#include "copy.hpp"
+#include "pool.hpp"
+
+namespace memlane {
+
+namespace {
+
+constexpr std::size_t cache_line_bytes = 64;
+// How many rows ahead the copy asks for. 16 hides a DRAM miss behind about 1 KB of copying; see benchmarks/rows.py.
+constexpr std::size_t rows_ahead = 16;
+// Asking for more lines than this per row only evicts what was asked for before.
+constexpr std::size_t lines_ahead = 8;
+// A thread's share below this is done before the other thread has woken up.
+constexpr std::size_t bytes_worth_a_thread = 64 * 1024;
+
+template <bool for_write> void prefetch_row(const std::byte *row, std::size_t bytes) {
+    const std::size_t reach = std::min(bytes, lines_ahead * cache_line_bytes);
+    for (std::size_t at = 0; at < reach; at += cache_line_bytes)
+        __builtin_prefetch(row + at, for_write ? 1 : 0, 0);
+    __builtin_prefetch(row + bytes - 1, for_write ? 1 : 0, 0); // an unaligned row ends one line later
+}
+
+// `bytes` is a compile-time constant for the widths that scalar and small vector fields have: the copy is then a few
+// moves instead of a call.
+template <std::size_t bytes> struct Fixed {
+    static void copy(std::byte *to, const std::byte *from, std::size_t) { copy_bytes(to, from, bytes); }
+};
+struct AnyWidth {
+    static void copy(std::byte *to, const std::byte *from, std::size_t bytes) { copy_bytes(to, from, bytes); }
+};
+
+template <class Width>
+void gather_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+        if (i + rows_ahead < end)
+            prefetch_row<false>(from.data + static_cast<std::size_t>(indices[i + rows_ahead]) * from.stride_bytes,
+                                from.row_bytes);
+        Width::copy(to.data + i * to.stride_bytes, from.data + static_cast<std::size_t>(indices[i]) * from.stride_bytes,
+                    from.row_bytes);
+    }
+}
+
+template <class Width>
+void scatter_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+        if (i + rows_ahead < end)
+            prefetch_row<true>(to.data + static_cast<std::size_t>(indices[i + rows_ahead]) * to.stride_bytes,
+                               to.row_bytes);
+        Width::copy(to.data + static_cast<std::size_t>(indices[i]) * to.stride_bytes, from.data + i * from.stride_bytes,
+                    from.row_bytes);
+    }
+}
+
+using Move = void (*)(const Field &, const std::int64_t *, const Field &, std::size_t, std::size_t);
+
+struct GatherMoves {
+    template <class Width> static constexpr Move move = gather_field<Width>;
+};
+struct ScatterMoves {
+    template <class Width> static constexpr Move move = scatter_field<Width>;
+};
+
+template <class Moves> Move move_for(std::size_t row_bytes) {
+    switch (row_bytes) {
+    case 1:
+        return Moves::template move<Fixed<1>>;
+    case 2:
+        return Moves::template move<Fixed<2>>;
+    case 4:
+        return Moves::template move<Fixed<4>>;
+    case 8:
+        return Moves::template move<Fixed<8>>;
+    case 16:
+        return Moves::template move<Fixed<16>>;
+    case 32:
+        return Moves::template move<Fixed<32>>;
+    case 64:
+        return Moves::template move<Fixed<64>>;
+    case 128:
+        return Moves::template move<Fixed<128>>;
+    default:
+        return Moves::template move<AnyWidth>;
+    }
+}
+
+template <class Moves>
+void move_rows(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to,
+               int threads) {
+    std::size_t bytes = 0;
+    for (const Field &field : from)
+        bytes += field.row_bytes * indices.size();
+    const auto useful = static_cast<int>(std::min<std::size_t>(bytes / bytes_worth_a_thread, 1024));
+    run_in_parts(indices.size(), std::min(threads, useful), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t k = 0; k < from.size(); ++k)
+            if (from[k].row_bytes > 0)
+                move_for<Moves>(from[k].row_bytes)(from[k], indices.data(), to[k], begin, end);
+    });
+}
+
+} // namespace
+
+std::int64_t first_out_of_range(std::span<const std::int64_t> indices, std::int64_t rows) {
+    // One unsigned maximum answers for all (a negative index is a huge unsigned one); the position is sought only on failure.
+    std::uint64_t highest = 0;
+    for (const std::int64_t index : indices)
+        highest = std::max(highest, static_cast<std::uint64_t>(index));
+    if (indices.empty() || highest < static_cast<std::uint64_t>(rows))
+        return -1;
+    const auto bad = std::find_if(indices.begin(), indices.end(),
+                                  [rows](std::int64_t index) { return index < 0 || index >= rows; });
+    return bad - indices.begin();
+}
+
+void gather(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to, int threads) {
+    move_rows<GatherMoves>(from, indices, to, threads);
+}
+
+void scatter(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to, int threads) {
+    move_rows<ScatterMoves>(from, indices, to, threads);
+}
+
+} // namespace memlane

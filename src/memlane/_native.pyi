@@ -1,0 +1,74 @@
+"""memlane's native core. Private: use memlane.core."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+SIGNAL_BYTES: int
+SIGNAL_OFFSETS: tuple[int, int]
+SLICE_SECONDS: float
+
+class _Watchable(Protocol):
+    def fileno(self) -> int: ...
+    def obituary(self) -> str: ...
+
+class Mapping(Buffer):
+    """A range of a file mapped into this process; a buffer that numpy can view."""
+
+    def __init__(self, fd: int, offset: int, nbytes: int, writeable: bool) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None:
+        """Refuse new work. The memory goes when its last holder goes."""
+    def retire(self) -> None:
+        """Put poisoned private pages in the place of the shared ones."""
+
+class Signal:
+    """An atomic counter that one side advances and others wait for."""
+
+    spin_limit_ns: int
+    def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def store(self, value: int) -> None:
+        """Set the value and wake whoever waits for it."""
+    def add(self, amount: int = 1) -> int:
+        """Add, wake, and return the new value."""
+    def compare_and_swap(self, expected: int, value: int) -> bool:
+        """Set the value if it is `expected`; say whether it was."""
+    def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and
+        with PeerDied soon after the death of one of `peers`."""
+
+class Words:
+    """A table of atomic 64-bit words."""
+
+    def __init__(self, mapping: Mapping, offset: int, count: int, label: str) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    def load(self, index: int) -> int: ...
+    def store(self, index: int, value: int) -> None: ...
+    def add(self, index: int, amount: int) -> int:
+        """Add and return the new value."""
+    def compare_and_swap(self, index: int, expected: int, value: int) -> bool: ...
+    def unchanged(self, index: int, seen: int) -> bool:
+        """Whether the word still holds `seen`: what was copied since it was loaded is then whole."""
+    def load_into(self, indices: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...
+    def changed(self, indices: NDArray[np.int64], seen: NDArray[np.int64]) -> list[int]:
+        """The positions in `indices` whose word no longer holds what was seen there."""
+
+class Rows:
+    def __init__(self, count: int, fields: list[tuple[int, int, int]]) -> None: ...
+    def gather(self, indices: NDArray[np.int64], out: Rows, threads: int) -> None: ...
+    def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None: ...
+
+def tie_lifeline(pidfd: int, grace_ns: int) -> None:
+    """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""

@@ -1,0 +1,160 @@
+"""Header: the first page of a segment, which says what it is and whose.
+
+    offset  size  field         written by, when
+    0       8     magic         creator, before the segment can be found
+    8       4     version       creator, before the segment can be found
+    12      4     state         creator: READY before it can be found, CLOSED when the owner closes it
+    16      8     header_bytes  creator; a multiple of the page size: the fields begin there
+    24      8     total_bytes   creator; header and fields
+    32      8     layout_hash   creator
+    40      8     layout_bytes  creator; the length of the layout's description, which begins at byte 128
+    48      8     owner_pid     creator
+    56      8     owner_start   creator; clock ticks since boot
+    64      8     owner_space   creator; the pid namespace in which owner_pid means something
+    72      8     created_ns    creator; wall clock
+
+Whoever attaches reads the header from the file, checks every number against every other and against the file's size,
+and maps the memory only then. Offsets of fields are not in it: they follow from the layout.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from memlane.core.errors import LayoutError, SegmentError
+from memlane.core.layout import LONGEST_DESCRIPTION, Layout
+from memlane.core.liveness import Life, Peer
+
+MAGIC = b"MEMLANE"
+VERSION = 1
+PAGE = 4096
+LAYOUT_AT = 128
+READY, CLOSED = 1, 2
+
+DTYPE = np.dtype(
+    {
+        "names": [
+            "magic", "version", "state", "header_bytes", "total_bytes", "layout_hash", "layout_bytes",
+            "owner_pid", "owner_start", "owner_space", "created_ns",
+        ],
+        "formats": ["S8", "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8"],
+        "offsets": [0, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72],
+        "itemsize": LAYOUT_AT,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header that was checked, or is about to be written."""
+
+    layout: Layout
+    owner: Peer
+    owner_space: int
+    created_ns: int
+    state: int = READY
+
+    @classmethod
+    def new(cls, layout: Layout) -> Header:
+        return cls(layout, Peer.current("owner"), pid_space(), time.time_ns())
+
+    @property
+    def header_bytes(self) -> int:
+        return -(-(LAYOUT_AT + len(self.layout.to_bytes())) // PAGE) * PAGE
+
+    @property
+    def total_bytes(self) -> int:
+        return self.header_bytes + self.layout.nbytes
+
+    def owner_life(self) -> Life | None:
+        """Whether the owner lives; None when it lives in another pid namespace, where its pid means nothing to us."""
+        return self.owner.life if self.owner_space == pid_space() else None
+
+    def write(self, fd: int) -> None:
+        description = self.layout.to_bytes()
+        record = np.zeros((), DTYPE)
+        record["magic"], record["version"], record["state"] = MAGIC, VERSION, self.state
+        record["header_bytes"], record["total_bytes"] = self.header_bytes, self.total_bytes
+        record["layout_hash"], record["layout_bytes"] = self.layout.hash, len(description)
+        record["owner_pid"], record["owner_start"] = self.owner.pid, self.owner.start
+        record["owner_space"], record["created_ns"] = self.owner_space, self.created_ns
+        _write_all(fd, record.tobytes() + description)
+
+    @classmethod
+    def read(cls, fd: int, where: str) -> Header:
+        """Read and check. ``SegmentError`` says what was expected and found at ``where``."""
+
+        def expect(fact: bool, expected: object, found: object) -> None:
+            if not fact:
+                raise SegmentError(f"{where} is not a usable segment: expected {expected}, found {found}")
+
+        size = os.fstat(fd).st_size
+        expect(size >= LAYOUT_AT, f"a header of {LAYOUT_AT} bytes", f"a file of {size}")
+        record = np.frombuffer(_read_all(fd, LAYOUT_AT, 0, where), DTYPE)[0]
+        number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
+        expect(record["magic"] == MAGIC, f"the magic {MAGIC!r}", repr(record["magic"].item()))
+        expect(number["version"] == VERSION, f"format version {VERSION}", number["version"])
+        expect(number["state"] in (READY, CLOSED), f"state {READY} or {CLOSED}", number["state"])
+        expect(
+            number["total_bytes"] <= size,
+            f"{number['total_bytes']} bytes, as its header says",
+            f"a file of {size}",
+        )
+        expect(
+            LAYOUT_AT + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
+            f"a layout of {number['layout_bytes']} bytes inside a header inside {number['total_bytes']} bytes",
+            f"a header of {number['header_bytes']} bytes",
+        )
+        expect(
+            number["layout_bytes"] <= LONGEST_DESCRIPTION,
+            f"a layout of at most {LONGEST_DESCRIPTION} bytes",
+            number["layout_bytes"],
+        )
+        try:
+            layout = Layout.from_bytes(_read_all(fd, number["layout_bytes"], LAYOUT_AT, where))
+        except LayoutError as error:
+            raise SegmentError(f"{where} is not a usable segment: its layout cannot be read: {error}") from None
+        expect(layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"]))
+        owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
+        header = cls(layout, owner, number["owner_space"], number["created_ns"], number["state"])
+        expect(
+            (header.header_bytes, header.total_bytes) == (number["header_bytes"], number["total_bytes"]),
+            f"{header.header_bytes} header bytes and {header.total_bytes} in all for its layout",
+            f"{number['header_bytes']} and {number['total_bytes']}",
+        )
+        return header
+
+
+def mark_closed(fd: int) -> None:
+    """The owner's last word; whoever still maps the segment can read it."""
+    os.pwrite(fd, CLOSED.to_bytes(4, "little"), 12)
+
+
+@cache
+def pid_space() -> int:
+    """The pid namespace of this process. Containers that share /dev/shm need not share pids."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(fd, data[written:], written)
+
+
+def _read_all(fd: int, nbytes: int, offset: int, where: str) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        part = os.pread(fd, nbytes - len(data), offset + len(data))
+        if not part:
+            raise SegmentError(f"{where} was cut off: expected {nbytes} bytes at {offset}, found {len(data)}")
+        data += part
+    return data

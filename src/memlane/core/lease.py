@@ -1,0 +1,230 @@
+"""Lease: a borrowed view of a part of a segment that ends, and knows who still holds it.
+
+A zero-copy view is valid until the slot that it shows is used again. In normal mode a lease hands out plain arrays and
+can tell, when it ends, whether somebody kept one. In debug mode (``debug=True`` or ``MEMLANE_DEBUG=1``) it hands out
+arrays over a mapping of its own, and when it ends
+
+- a ``StaleViewWarning`` names each array that is still held and the line that took it,
+- using such an array is a ``StaleView`` error at that place,
+- and its memory is no longer the shared one but poison, NaN or -1 everywhere: not even code that goes around numpy
+  (torch, C) can read a silently changed number, or write into a slot that now belongs to somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlane import _native
+from memlane.core.errors import StaleView, StaleViewWarning
+from memlane.core.layout import Layout
+from memlane.core.segment import Segment
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def debug_mode() -> bool:
+    """Whether ``MEMLANE_DEBUG`` asks for it."""
+    return os.environ.get("MEMLANE_DEBUG", "") not in ("", "0")
+
+
+class Lease(Mapping[str, NDArray[Any]]):
+    """The fields of ``layout`` at byte ``offset`` of a segment's fields, borrowed until ``release``.
+
+    ``on_release`` is called once, when the lease ends: that is where a lane takes its slot back.
+    """
+
+    __slots__ = (
+        "__weakref__", "_debug", "_end", "_given", "_on_release", "_window", "_writeable", "label", "layout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        segment: Segment,
+        layout: Layout | None = None,
+        offset: int = 0,
+        *,
+        writeable: bool = True,
+        on_release: Callable[[], object] | None = None,
+        debug: bool | None = None,
+        label: str | None = None,
+    ) -> None:
+        self.layout = layout or segment.layout
+        self.label = label or f"bytes {offset} to {offset + self.layout.nbytes} of {segment.label}"
+        self._on_release = on_release
+        self._writeable = writeable
+        self._debug = debug_mode() if debug is None else debug
+        self._end = _End()
+        self._given: list[tuple[weakref.ref[NDArray[Any]], str, str]] = []
+        # Where the fields are seen: a mapping and the byte in it at which they begin. None once the lease has ended.
+        self._window: tuple[_native.Mapping, int] | None
+        if self._debug:
+            self._end.mapping = segment.alias(offset, self.layout.nbytes, writeable=writeable)
+            self._window = self._end.mapping, 0
+        else:
+            self._window = segment.window(offset, self.layout.nbytes, writeable=writeable)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The field as an array that is valid until the lease ends."""
+        if self._window is None:
+            raise StaleView(f"the lease of {self.label} has ended; take field {name!r} before release()")
+        view = self.layout[name].view(*self._window)
+        view.flags.writeable = self._writeable
+        place = _caller() if self._debug else ""
+        self._given.append((weakref.ref(view), name, place))
+        if not self._debug:
+            return view
+        watched = view.view(WatchedView)
+        watched._end, watched._taken = self._end, f"field {name!r} of {self.label}, taken at {place},"
+        return watched
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.fields)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def holders(self) -> list[str]:
+        """The arrays from this lease that are still alive, directly or behind a slice or a tensor of theirs, and in
+        debug mode the lines that took them."""
+        return [f"{name} taken at {place}" if place else name for ref, name, place in self._given if ref() is not None]
+
+    @property
+    def released(self) -> bool:
+        return self._window is None
+
+    def release(self) -> None:
+        """End the lease. Again is harmless."""
+        if self._window is None:
+            return
+        self._window = None
+        held = self.holders() if self._debug else []
+        self._end.come()
+        if self._on_release is not None:
+            self._on_release()
+        if held:
+            warnings.warn(
+                f"{len(held)} array(s) outlive the lease of {self.label}: {'; '.join(held)}. They now hold NaN or -1; "
+                "copy what must be kept before the lease ends",
+                StaleViewWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.label}{', released' if self.released else ''}>"
+
+
+class _End:
+    """Whether a lease has ended; shared by the lease and all its views."""
+
+    __slots__ = ("came", "mapping")
+
+    def __init__(self) -> None:
+        self.came = False
+        self.mapping: _native.Mapping | None = None
+
+    def come(self) -> None:
+        self.came = True
+        if self.mapping is not None:
+            self.mapping.retire()
+
+
+class WatchedView(np.ndarray[Any, np.dtype[Any]]):
+    """An array of a debug lease: each use asks whether the lease still holds. What is computed from it is a plain one."""
+
+    _end: _End | None = None
+    _taken: str = ""
+
+    def __array_finalize__(self, source: object) -> None:
+        # Only what still shows the leased memory is watched: a copy has no base and is free.
+        if isinstance(source, WatchedView) and self.base is not None:
+            self._end, self._taken = source._end, source._taken
+
+    def _check(self) -> NDArray[Any]:
+        if self._end is not None and self._end.came:
+            raise StaleView(f"{self._taken} was used after the lease had ended; copy it while the lease holds")
+        return self.view(np.ndarray)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        out = kwargs.get("out", ())
+        if out:
+            kwargs["out"] = tuple(map(_plain, out))
+        result = getattr(ufunc, method)(*map(_plain, inputs), **kwargs)
+        return out[0] if len(out) == 1 else result
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        del types
+        return function(*_plain_deep(args), **_plain_deep(kwargs))
+
+    def __getitem__(self, key: Any) -> Any:
+        self._check()
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._check()
+        super().__setitem__(key, value)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check()
+        return super().__iter__()
+
+    def __repr__(self) -> str:
+        return repr(self._check())
+
+    def __str__(self) -> str:
+        return str(self._check())
+
+    def __reduce__(self) -> Any:
+        return self._check().__reduce__()
+
+
+def _checked(name: str) -> Callable[..., Any]:
+    def method(self: WatchedView, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._check(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+# Slicing and ufuncs are caught above; these methods go straight to the memory.
+_STRAIGHT = """
+__array__ __bool__ __complex__ __contains__ __dlpack__ __float__ __index__ __int__ __reduce_ex__ argmax argmin
+argpartition argsort astype byteswap choose clip compress copy cumprod cumsum dot dump dumps fill flatten item nonzero
+partition put repeat searchsorted sort take tobytes tofile tolist
+"""
+for _name in _STRAIGHT.split():
+    setattr(WatchedView, _name, _checked(_name))
+
+
+def _plain(value: Any) -> Any:
+    return value._check() if isinstance(value, WatchedView) else value
+
+
+def _plain_deep(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_plain_deep, value)) if type(value) in (tuple, list) else value
+    if isinstance(value, dict):
+        return {key: _plain_deep(entry) for key, entry in value.items()}
+    return _plain(value)
+
+
+def _caller() -> str:
+    """The nearest line outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

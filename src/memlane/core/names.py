@@ -1,0 +1,161 @@
+"""Names: how unrelated processes find a segment, and how the names of the dead go away.
+
+A named segment is a file ``memlane-NAME`` in /dev/shm (``MEMLANE_SHM_DIR`` names another directory). It is made without
+a name and linked to it as the last step, header and all, so no instant exists at which a kill leaves half a segment
+behind. Its header says who owns it. ``reclaim`` removes those whose owner is dead; it runs at the first segment that a
+process makes and at every named one. Never a resource tracker: an attacher that exits leaves the owner's segment alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memlane.core.errors import MemlaneError, SegmentError, SegmentExists, SegmentMissing
+from memlane.core.header import Header
+from memlane.core.liveness import Life, Peer
+
+PREFIX = "memlane-"
+_UNBORN = ".memlane-unborn-"
+_MODE = 0o600
+_serial = itertools.count()
+
+
+def directory() -> Path:
+    """Where named segments live."""
+    return Path(os.environ.get("MEMLANE_SHM_DIR") or "/dev/shm")
+
+
+def path_of(name: str) -> Path:
+    """The file behind a name."""
+    if not name or "/" in name or "\0" in name or len(os.fsencode(PREFIX + name)) > 255:
+        raise SegmentError(
+            f"a segment's name must be 1 to {255 - len(PREFIX)} bytes without '/' and NUL, found {name!r}"
+        )
+    return directory() / (PREFIX + name)
+
+
+def fresh_name(label: str = "segment") -> str:
+    """A name that nobody has: it carries this process's pid and start time."""
+    me = Peer.current()
+    return f"{label}-{me.pid}-{me.start}-{next(_serial)}-{secrets.token_hex(3)}"
+
+
+def open_nameless(folder: Path) -> tuple[int, Path | None]:
+    """A new file in ``folder`` that nobody can find. The path is where it hides on file systems without O_TMPFILE."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _MODE), None
+    except FileNotFoundError:
+        raise SegmentMissing(f"the directory {folder} does not exist") from None
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise SegmentError(f"cannot make a file in {folder}: {error.strerror}") from error
+    me = Peer.current()
+    hidden = folder / f"{_UNBORN}{me.pid}-{me.start}-{secrets.token_hex(8)}"
+    return os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, _MODE), hidden
+
+
+def give_name(fd: int, hidden: Path | None, path: Path) -> None:
+    """Link a finished nameless file to its name. ``SegmentExists`` if the name is taken."""
+    try:
+        if hidden is not None:
+            os.link(hidden, path)
+            return
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # With a dir_fd Python calls linkat(AT_SYMLINK_FOLLOW); without one it would link the symlink itself.
+            os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
+        finally:
+            os.close(folder)
+    except FileExistsError:
+        raise SegmentExists(f"{path} exists already{_whose(path)}; attach to it, or choose another name") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A named segment whose owner is dead."""
+
+    path: Path
+    nbytes: int
+    owner: Peer
+
+
+def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
+    """Named segments of dead owners. Those of other users and of other pid namespaces are not ours to judge."""
+    try:
+        entries = list(os.scandir(folder or directory()))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(_UNBORN):
+            owner = _unborn_owner(entry.name)
+        elif entry.name.startswith(PREFIX):
+            owner = _dead_owner(Path(entry.path))
+        else:
+            continue
+        if owner is not None and owner.life is not Life.ALIVE:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                yield Leftover(Path(entry.path), entry.stat(follow_symlinks=False).st_size, owner)
+
+
+def reclaim(folder: Path | None = None) -> list[Leftover]:
+    """Remove the named segments of dead owners and return what was removed. Whoever still maps one keeps its memory."""
+    return [leftover for leftover in leftovers(folder) if _remove(leftover)]
+
+
+def _remove(leftover: Leftover) -> bool:
+    """Take the name away, then look at what was taken: between the look and the removal somebody else may have
+    reclaimed the name and given it to a living segment. That one gets its name back."""
+    trash = leftover.path.with_name(f"{PREFIX}{fresh_name('trash')}")
+    try:
+        os.rename(leftover.path, trash)
+    except OSError:
+        return False  # somebody else was faster
+    unborn = leftover.path.name.startswith(_UNBORN)
+    dead = unborn or _dead_owner(trash) == leftover.owner
+    if not dead:
+        with contextlib.suppress(OSError):
+            os.link(trash, leftover.path)
+    os.unlink(trash)
+    return dead
+
+
+def _dead_owner(path: Path) -> Peer | None:
+    """The owner of the segment at ``path`` if it is certainly dead."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        header = Header.read(fd, str(path))
+    except (MemlaneError, OSError):
+        return None  # not a segment of ours, or of a version that we do not know
+    finally:
+        os.close(fd)
+    return header.owner if header.owner_life() in (Life.DEAD, Life.ZOMBIE, Life.RECYCLED) else None
+
+
+def _unborn_owner(name: str) -> Peer | None:
+    pid, _, rest = name.removeprefix(_UNBORN).partition("-")
+    start = rest.partition("-")[0]
+    return Peer(int(pid), int(start)) if pid.isdigit() and start.isdigit() else None
+
+
+def _whose(path: Path) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        owner = Header.read(fd, str(path)).owner
+        return f" and belongs to pid {owner.pid}, which is {owner.life.value}"
+    except (MemlaneError, OSError):
+        return " and is not a segment"
+    finally:
+        os.close(fd)
