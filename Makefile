@@ -43,7 +43,6 @@ lint: $(VENV)/.built
 
 types: $(VENV)/.built
 	$(VENV)/bin/mypy
-	$(PY) -m mypy.stubtest memlane._native --ignore-disjoint-bases
 
 # The native tests three times: as users get it, with ThreadSanitizer, with AddressSanitizer and UBSan.
 native-test: build/native/.built build/native-thread/.built build/native-address/.built

@@ -144,7 +144,7 @@ class _End:
 
 
 class WatchedView(np.ndarray[Any, np.dtype[Any]]):
-    """An array of a debug lease: each use asks whether the lease still holds. What is computed from it is a plain one."""
+    """An array of a debug lease: each use asks whether the lease still holds. Results of computations are plain."""
 
     _end: _End | None = None
     _taken: str = ""

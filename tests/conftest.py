@@ -1,0 +1,51 @@
+"""What holds for every test: it leaves no name in /dev/shm, no process, and no descriptor of ours behind."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SHM = Path("/dev/shm")
+
+
+def names_in_shm() -> set[str]:
+    return {entry.name for entry in SHM.iterdir()}
+
+
+def memfds_here() -> int:
+    """How many anonymous segments this process holds open."""
+    count = 0
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            count += os.readlink(entry.path).startswith("/memfd:memlane")
+        except FileNotFoundError:  # the descriptor of the scan itself
+            continue
+    return count
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    names, memfds = names_in_shm(), memfds_here()
+    yield
+    left = [child for child in mp.active_children() if child.is_alive()]
+    for child in left:
+        child.kill()
+        child.join()
+    assert not left, f"processes left running: {left}"
+    deadline = time.monotonic() + 1
+    while (new := names_in_shm() - names) and time.monotonic() < deadline:
+        time.sleep(0.01)  # other programs use /dev/shm too; ours are gone by now
+    assert not [name for name in new if "memlane" in name], f"names left in /dev/shm: {sorted(new)}"
+    assert memfds_here() <= memfds, "anonymous segments left open"
+
+
+@pytest.fixture
+def shm_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own for named segments."""
+    monkeypatch.setenv("MEMLANE_SHM_DIR", str(tmp_path))
+    return tmp_path
