@@ -1,5 +1,6 @@
 """memlane moves reinforcement-learning data between processes through shared memory."""
 
 from memlane import core
+from memlane.lessons import SharedCircularBuffer, shared_memory_rl_pipeline, zero_copy_env_simulation
 
-__all__ = ["core"]
+__all__ = ["SharedCircularBuffer", "core", "shared_memory_rl_pipeline", "zero_copy_env_simulation"]

@@ -221,6 +221,10 @@ def _current_start(pid: int) -> int:
     return found[1]
 
 
+# A child may get a pid that one of its ancestors had when it filled the cache.
+os.register_at_fork(after_in_child=_current_start.cache_clear)
+
+
 @cache
 def _dead_fd() -> int:
     """A descriptor that is readable for ever: what a pidfd of a process long gone would be."""

@@ -1,0 +1,499 @@
+"""Three lessons: small exercises in shared memory for reinforcement learning, written on the real core.
+
+1. ``shared_memory_rl_pipeline``: workers write steps into named shared memory, a learner finds it by name and reads.
+2. ``SharedCircularBuffer``: a replay buffer that several processes push into and sample from at once, without a lock.
+3. ``zero_copy_env_simulation``: why a zero-copy observation that was kept shows another number later.
+
+They return plain Python lists and numbers, so that they can be played with in any shell.
+
+    >>> result = shared_memory_rl_pipeline(2, 3, [(0, [1, 2, 3], 0.5, False), (1, [3, 2, 1], 1.5, True)])
+    >>> result["mean_obs"], result["mean_reward"], result["num_done"], result["active_mean_reward"]
+    ([2.0, 2.0, 2.0], 1.0, 1, 0.5)
+
+    >>> with SharedCircularBuffer(capacity=2, state_dim=1) as buffer:
+    ...     for step in range(3):
+    ...         buffer.push([step], action=step, reward=1.0, next_state=[step + 1], done=step == 2)
+    ...     buffer.latest(2)["states"]
+    [[1.0], [2.0]]
+
+    >>> steps = [([[1.0, 2.0]], [0.0], [False]), ([[3.0, 4.0]], [0.0], [True])]
+    >>> zero_copy_env_simulation(1, 2, steps, [
+    ...     ("step",), ("store_view", "view"), ("store_copy", "copy"), ("step",), ("read", "view"), ("read", "copy"),
+    ... ])["reads"]
+    [[[3.0, 4.0]], [[1.0, 2.0]]]
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from memlane.core import SIGNAL, Peer, PeerDied, Rows, Segment, die_with, fresh_name
+from memlane.core.layout import FieldSpec
+
+# ------------------------------------------------------------------------------------------------ 1. the pipeline
+
+Step = tuple[int, list[float], float, int]
+
+
+def shared_memory_rl_pipeline(
+    num_envs: int, obs_dim: int, step_data: Sequence[Sequence[Any]], *, workers: int = 0
+) -> dict[str, Any]:
+    """Write environment steps into three named blocks of shared memory, attach to them by name, and summarise.
+
+    ``step_data`` is a list of ``(env_id, obs, reward, done)``; a later entry of the same environment overwrites an
+    earlier one. With ``workers`` above 0 that many real processes do the writing, each for environments of its own.
+    The blocks are gone when this returns or raises, whatever happens.
+    """
+    _at_least(1, num_envs=num_envs)
+    _at_least(0, obs_dim=obs_dim, workers=workers)
+    layouts: dict[str, dict[str, FieldSpec]] = {
+        "observations": {"observations": ("float64", (num_envs, obs_dim))},
+        "rewards": {"rewards": ("float64", num_envs)},
+        "dones": {"dones": ("int8", num_envs)},
+    }
+    with ExitStack() as blocks:
+        owned = [
+            blocks.enter_context(Segment.create(layout, name=fresh_name(name))) for name, layout in layouts.items()
+        ]
+        names = [segment.name or "" for segment in owned]
+        steps = [_checked_step(entry, position, num_envs, obs_dim) for position, entry in enumerate(step_data)]
+        if workers:
+            _write_from_workers(names, steps, workers)
+        else:
+            _write_steps(names, steps)
+        observations, rewards, dones = _read_blocks(names)
+
+    active = rewards[dones == 0]
+    return {
+        "observations": observations.round(4).tolist(),
+        "rewards": rewards.round(4).tolist(),
+        "dones": dones.tolist(),
+        "mean_obs": observations.mean(axis=0).round(4).tolist(),
+        "mean_reward": round(float(rewards.mean()), 4),
+        "num_done": int(np.count_nonzero(dones)),
+        "active_mean_reward": round(float(active.mean()), 4) if active.size else 0.0,
+        "total_shared_bytes": observations.nbytes + rewards.nbytes + dones.nbytes,
+    }
+
+
+def _read_blocks(names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """What a separate process would do: attach by name, copy out, let go."""
+    copies = []
+    for name in names:
+        with Segment.attach(name, writeable=False) as segment:
+            (view,) = segment.views().values()
+            copies.append(view.copy())
+    return copies[0], copies[1], copies[2]
+
+
+def _write_steps(names: Sequence[str], steps: Sequence[Step]) -> None:
+    with ExitStack() as blocks:
+        segments = [blocks.enter_context(Segment.attach(name)) for name in names]
+        observations, rewards, dones = (view for segment in segments for view in segment.views().values())
+        for env_id, obs, reward, done in steps:
+            observations[env_id], rewards[env_id], dones[env_id] = obs, reward, done
+
+
+def _write_from_workers(names: Sequence[str], steps: Sequence[Step], workers: int) -> None:
+    """Plain processes that know nothing but the names. All steps of an environment go to the same one, in order."""
+    command = [sys.executable, "-c", "from memlane.lessons import _worker_main; _worker_main()"]
+    processes = []
+    try:
+        for worker in range(workers):
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            share = [step for step in steps if step[0] % workers == worker]
+            task = json.dumps({"parent": Peer.current().word, "names": names, "steps": share})
+            assert processes[-1].stdin is not None
+            with suppress(BrokenPipeError), processes[-1].stdin as pipe:  # one that died says why below
+                pipe.write(task)
+        for worker, process in enumerate(processes):
+            assert process.stderr is not None
+            said = process.stderr.read().strip()
+            if process.wait() != 0:
+                raise PeerDied(f"worker {worker} (pid {process.pid}) exited with code {process.returncode}: {said}")
+    finally:
+        for process in processes:
+            with process:  # closes its pipes and collects it
+                process.kill()
+
+
+def _worker_main() -> None:
+    task = json.load(sys.stdin)
+    die_with(Peer.from_word(task["parent"]))
+    _write_steps(task["names"], task["steps"])
+
+
+def _checked_step(entry: Sequence[Any], position: int, num_envs: int, obs_dim: int) -> Step:
+    where = f"step_data[{position}]"
+    try:
+        env_id, obs, reward, done = entry
+    except (TypeError, ValueError):
+        raise ValueError(f"{where} must be (env_id, obs, reward, done), found {entry!r}") from None
+    try:
+        env_id = operator.index(env_id)
+    except TypeError:
+        raise ValueError(f"{where}: the env id must be a whole number, found {env_id!r}") from None
+    if not 0 <= env_id < num_envs:
+        raise IndexError(f"{where}: there is no env {env_id}; num_envs is {num_envs}, so ids are 0 to {num_envs - 1}")
+    return (
+        env_id,
+        _numbers(obs, (obs_dim,), f"{where}: the observation").tolist(),
+        float(_numbers(reward, (), f"{where}: the reward")),
+        int(_flags(done, (), f"{where}: done")),
+    )
+
+
+# ----------------------------------------------------------------------------------------- 2. the circular buffer
+
+_CELL_BITS = 24
+_CELL_MASK = (1 << _CELL_BITS) - 1
+_SPARE_CELLS = 64
+_CANDIDATES = 4096
+
+
+class SharedCircularBuffer:
+    """The last ``capacity`` transitions, in shared memory: pushed and sampled by any number of processes at once.
+
+    Hand the object to another process (as a ``Process`` argument, or through a pipe) and use it there. No push and no
+    sample ever waits for another process, and a process that is killed in the middle of a push costs only that push.
+
+    How: a transition is written into a *cell* that nobody can see, and then published by one atomic change of one word.
+
+    - ``order[slot]`` says which cell is at which place of the circle, and which push put it there (its *ticket*,
+      counted from 1). Ticket t stands at slot (t - 1) % capacity.
+    - ``cells[cell]`` says whose the cell is: 0 nobody's; above 0 a process that writes into it (``Peer.word``); below 0
+      it was offered as ticket -value. A cell that was offered as a ticket that another cell got, or that has been
+      replaced since, is nobody's.
+    - ``head`` counts the pushes. It may lag one behind ``order``; whoever notices moves it on.
+
+    There are more cells than places, so a writer always finds one. A reader notes the word, copies the cell, and looks
+    at the word again: a cell is written into only after its word has changed, so an unchanged word means a whole copy.
+
+    If a writer dies while it writes, its cell is taken back when somebody finds it dead; after the offer and before the
+    publication, or between publication and taking the replaced cell: the rule above makes those cells nobody's.
+    """
+
+    def __init__(self, capacity: int, state_dim: int) -> None:
+        _at_least(1, capacity=capacity)
+        _at_least(0, state_dim=state_dim)
+        cells = capacity + _SPARE_CELLS
+        if cells > _CELL_MASK:
+            raise ValueError(f"capacity must be at most {_CELL_MASK - _SPARE_CELLS}, found {capacity}")
+        self._open(
+            Segment.create(
+                {
+                    "head": (SIGNAL, ()),
+                    "order": ("int64", capacity),
+                    "cells": ("int64", cells),
+                    "states": ("float64", (cells, state_dim)),
+                    "actions": ("int64", cells),
+                    "rewards": ("float64", cells),
+                    "next_states": ("float64", (cells, state_dim)),
+                    "dones": ("bool", cells),
+                }
+            )
+        )
+
+    def _open(self, segment: Segment) -> None:
+        self._segment = segment
+        self._head = segment.signal("head")
+        self._order = segment.words("order")
+        self._cells = segment.words("cells")
+        self._fields = {name: segment[name] for name in ("states", "actions", "rewards", "next_states", "dones")}
+        self._rows = Rows(self._fields)
+        self._candidates: list[int] = []
+        self.capacity: int = len(self._order)
+        self.state_dim: int = self._fields["states"].shape[1]
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def push(self, state: ArrayLike, action: int, reward: float, next_state: ArrayLike, done: bool) -> None:
+        """Store a transition; when the buffer is full, it takes the place of the oldest."""
+        width = (self.state_dim,)
+        row = {
+            "states": _numbers(state, width, "state"),
+            "actions": _whole(action, "action"),
+            "rewards": _numbers(reward, (), "reward"),
+            "next_states": _numbers(next_state, width, "next_state"),
+            "dones": _flags(done, (), "done"),
+        }
+        while not self._publish(row):
+            pass
+
+    def _publish(self, row: dict[str, Any]) -> bool:
+        """Write a cell and offer it until a ticket is won. False if the cell was taken from us: then begin again."""
+        cell, state = self._claim()
+        try:
+            for name, value in row.items():
+                self._fields[name][cell] = value
+        except BaseException:  # Ctrl-C: nothing was offered yet, so the cell goes back
+            self._cells.compare_and_swap(cell, state, 0)
+            raise
+        while True:
+            ticket, replaced = self._next_ticket()
+            if not self._cells.compare_and_swap(cell, state, -ticket):
+                return False  # offered before, lost, and found by somebody who needed a cell
+            state = -ticket
+            slot = (ticket - 1) % self.capacity
+            if self._order.compare_and_swap(slot, replaced, ticket << _CELL_BITS | cell):
+                self._head.compare_and_swap(ticket - 1, ticket)
+                if replaced:
+                    self._candidates.append(replaced & _CELL_MASK)
+                return True
+
+    def _next_ticket(self) -> tuple[int, int]:
+        """The first ticket that nobody has, and the word that it would replace."""
+        while True:
+            pushed = self._head.value
+            word = self._order.load(pushed % self.capacity)
+            if word >> _CELL_BITS <= pushed:
+                return pushed + 1, word
+            self._head.compare_and_swap(pushed, pushed + 1)  # published, but its writer has not moved the head yet
+
+    def _claim(self) -> tuple[int, int]:
+        """A cell that is nobody's, made ours, and what its word says now."""
+        me = Peer.current().word
+        while True:
+            while self._candidates:
+                cell = self._candidates.pop()
+                state = self._cells.load(cell)
+                if self._is_nobodys(cell, state) and self._cells.compare_and_swap(cell, state, me):
+                    return cell, me
+            self._candidates = self._find_candidates()
+
+    def _is_nobodys(self, cell: int, state: int) -> bool:
+        if state > 0:
+            return not Peer.from_word(state).alive
+        if state == 0:
+            return True
+        ticket = -state
+        word = self._order.load((ticket - 1) % self.capacity)
+        # A smaller ticket at the place means that this one is still undecided: its writer may be about to publish.
+        return word >> _CELL_BITS >= ticket and word != ticket << _CELL_BITS | cell
+
+    def _find_candidates(self) -> list[int]:
+        """Cells that look like nobody's. A hint, made from a glance: ``_claim`` looks again at each."""
+        state, order = self._segment["cells"].copy(), self._segment["order"].copy()
+        ticket = np.maximum(-state, 1)
+        word = order[(ticket - 1) % self.capacity]
+        published = word == (ticket << _CELL_BITS | np.arange(len(state)))
+        found = np.flatnonzero((state == 0) | ((state < 0) & ~published))
+        if not len(found):  # all the others are being written: one of those writers may be dead
+            found = np.flatnonzero(state > 0)
+        # Start at different ends in different processes, so that two do not try the same cells one by one.
+        return np.roll(found, Peer.current().pid * 7919 % max(len(found), 1)).tolist()[:_CANDIDATES]
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def sample(self, batch_size: int, seed: int | None = None) -> dict[str, list[Any]]:
+        """``batch_size`` transitions drawn with replacement. The same seed draws the same places."""
+        _at_least(0, batch_size=batch_size)
+        size = len(self)
+        if size == 0:
+            raise ValueError("cannot sample: the buffer is empty; push a transition first")
+        slots = np.random.RandomState(seed).randint(0, size, size=batch_size).astype(np.int64)
+        _, batch = self._read(slots)
+        return {name: column.tolist() for name, column in batch.items()}
+
+    def latest(self, n: int) -> dict[str, list[Any]]:
+        """The ``n`` transitions pushed last, oldest first; all there are if ``n`` exceeds that."""
+        _at_least(0, n=n)
+        have = np.empty(0, np.int64)
+        rows = {name: field[:0] for name, field in self._fields.items()}
+        while True:
+            last = self._pushed()
+            wanted = np.arange(max(0, last - min(n, self.capacity)) + 1, last + 1)
+            missing = np.setdiff1d(wanted, have)
+            tickets, batch = self._read((missing - 1) % self.capacity)
+            have = np.append(have, tickets)
+            rows = {name: np.concatenate([rows[name], batch[name]]) for name in rows}
+            # Where others push meanwhile, an old one may be overwritten before it is read. Then the window moves on,
+            # and only what was pushed since is read: newer rows are the last to be overwritten, so this ends.
+            if np.isin(wanted, have).all():
+                break
+        sorter = np.argsort(have)
+        chosen = sorter[np.searchsorted(have, wanted, sorter=sorter)]
+        return {name: column[chosen].tolist() for name, column in rows.items()}
+
+    def __len__(self) -> int:
+        return min(self._pushed(), self.capacity)
+
+    def _pushed(self) -> int:
+        return self._next_ticket()[0] - 1
+
+    def _read(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Copy whole rows from places of the circle; also says which ticket each place held."""
+        words = np.empty(len(slots), np.int64)
+        batch = {name: np.empty((len(slots), *field.shape[1:]), field.dtype) for name, field in self._fields.items()}
+        todo = np.arange(len(slots))
+        while len(todo):
+            seen = np.empty(len(todo), np.int64)
+            self._order.load_into(slots[todo], seen)
+            rows = self._rows.gather(seen & _CELL_MASK)
+            for name, column in rows.items():
+                batch[name][todo] = column
+            words[todo] = seen
+            todo = todo[self._order.changed(slots[todo], seen)]
+        return words >> _CELL_BITS, batch
+
+    # ---------------------------------------------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Let the memory go; it is gone when the last process that has the buffer lets go. Again is harmless."""
+        self._segment.close()
+
+    def __enter__(self) -> SharedCircularBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> Segment:
+        return self._segment
+
+    def __setstate__(self, segment: Segment) -> None:
+        self._open(segment)
+
+
+# -------------------------------------------------------------------------------------------- 3. zero-copy hazard
+
+
+def zero_copy_env_simulation(
+    num_envs: int,
+    obs_dim: int,
+    step_data: Sequence[Sequence[Any]],
+    commands: Sequence[Sequence[str]],
+) -> dict[str, Any]:
+    """Play a vectorised environment that steps in place, and someone who keeps views and copies of what it shows.
+
+    ``step_data`` is what the environment produces, one ``(obs, rewards, dones)`` for each ``("step",)``. Commands:
+    ``("step",)``, ``("store_view", name)``, ``("store_copy", name)``, ``("read", name)``, ``("read_buffer",)``,
+    ``("check_alias", name)`` and ``("auto_reset",)``, which zeroes observation and reward of the environments that are
+    done.
+    """
+    _at_least(1, num_envs=num_envs)
+    _at_least(0, obs_dim=obs_dim)
+    layout: dict[str, FieldSpec] = {
+        "obs": ("float64", (num_envs, obs_dim)),
+        "rewards": ("float64", num_envs),
+        "dones": ("int8", num_envs),
+    }
+    with Segment.create(layout) as segment:
+        simulation = _Simulation(segment, step_data)
+        for position, command in enumerate(commands):
+            simulation.play(command, f"commands[{position}]")
+        return {
+            "reads": simulation.reads,
+            "alias_checks": simulation.alias_checks,
+            "total_copies": simulation.copies,
+            "total_views": simulation.views,
+            "total_bytes_saved": simulation.views * num_envs * obs_dim * 8,
+            "buffer_reallocs": simulation.reallocations(),
+        }
+
+
+class _Simulation:
+    def __init__(self, segment: Segment, step_data: Sequence[Sequence[Any]]) -> None:
+        self.obs, self.rewards, self.dones = segment["obs"], segment["rewards"], segment["dones"]
+        self.address = self.obs.ctypes.data
+        self.step_data = step_data
+        self.steps = 0
+        self.stored: dict[str, NDArray[Any]] = {}
+        self.reads: list[list[list[float]]] = []
+        self.alias_checks: list[bool] = []
+        self.copies = self.views = 0
+
+    def play(self, command: Sequence[str], where: str) -> None:
+        match tuple(command):
+            case ("step",):
+                self.step(where)
+            case ("store_view", name):
+                self.stored[name] = self.obs[:]
+                self.views += 1
+            case ("store_copy", name):
+                self.stored[name] = self.obs.copy()
+                self.copies += 1
+            case ("read", name):
+                self.reads.append(self.find(name, where).round(4).tolist())
+            case ("read_buffer",):
+                self.reads.append(self.obs.round(4).tolist())
+            case ("check_alias", name):
+                self.alias_checks.append(bool(np.shares_memory(self.find(name, where), self.obs)))
+            case ("auto_reset",):
+                done = self.dones != 0
+                self.obs[done] = 0
+                self.rewards[done] = 0
+            case _:
+                raise ValueError(
+                    f"{where} must be step, store_view NAME, store_copy NAME, read NAME, read_buffer, check_alias NAME "
+                    f"or auto_reset, found {command!r}"
+                )
+
+    def step(self, where: str) -> None:
+        if self.steps >= len(self.step_data):
+            raise IndexError(f"{where}: step_data has only {len(self.step_data)} steps, and all have been taken")
+        entry, source = self.step_data[self.steps], f"step_data[{self.steps}]"
+        try:
+            obs, rewards, dones = entry
+        except (TypeError, ValueError):
+            raise ValueError(f"{source} must be (obs, rewards, dones), found {entry!r}") from None
+        # Look at all three before any is written: a bad step changes nothing.
+        checked = (
+            _numbers(obs, self.obs.shape, f"{source}: obs"),
+            _numbers(rewards, self.rewards.shape, f"{source}: rewards"),
+            _flags(dones, self.dones.shape, f"{source}: dones"),
+        )
+        self.obs[:], self.rewards[:], self.dones[:] = checked
+        self.steps += 1
+
+    def find(self, name: str, where: str) -> NDArray[Any]:
+        if name not in self.stored:
+            raise KeyError(f"{where}: nothing was stored as {name!r}; stored are {list(self.stored)}")
+        return self.stored[name]
+
+    def reallocations(self) -> int:
+        return int(self.obs.ctypes.data != self.address)
+
+
+# --------------------------------------------------------------------------------------------------------- checks
+
+
+def _at_least(least: int, **given: int) -> None:
+    for name, value in given.items():
+        if not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"{name} must be a whole number, {least} or more, found {value!r}")
+
+
+def _numbers(value: ArrayLike, shape: tuple[int, ...], what: str) -> NDArray[np.float64]:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{what} must have shape {list(shape)}, found rows of different lengths") from None
+    if array.dtype.kind not in "biuf" and array.size:
+        raise ValueError(f"{what} must be made of numbers, found {value!r}")
+    if array.shape != shape:
+        raise ValueError(f"{what} must have shape {list(shape)}, found {list(array.shape)}")
+    return array.astype(np.float64)
+
+
+def _flags(value: ArrayLike, shape: tuple[int, ...], what: str) -> NDArray[np.bool_]:
+    numbers = _numbers(value, shape, what)
+    if not np.isin(numbers, (0, 1)).all():
+        raise ValueError(f"{what} must be True or False, found {value!r}")
+    return numbers.astype(bool)
+
+
+def _whole(value: int, what: str) -> np.int64:
+    number = float(_numbers(value, (), what))
+    if not number.is_integer() or not -(2**63) <= int(value) < 2**63:
+        raise ValueError(f"{what} must be a whole number of at most 64 bits, found {value!r}")
+    return np.int64(int(value))
