@@ -1,63 +1,27 @@
-// The Python face of the native core: small handles that keep their pointers. The only file that knows Python.
+// The Python face of the native core: small handles that keep their pointers. Only the binding files know Python.
 //
 // Every handle keeps its Mapping alive, so no call can touch unmapped memory, and refuses to work once the mapping is
 // closed. The GIL is released around every wait and every bulk copy, but only after a look showed that there is
 // something to wait for: a wait that is over already costs 0.1 us instead of 0.3.
 
-#include <cmath>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "clock.hpp"
+#include "bindings.hpp"
 #include "lifeline.hpp"
-#include "mapping.hpp"
 #include "rows.hpp"
-#include "signal.hpp"
 #include "words.hpp"
 
-namespace nb = nanobind;
 using namespace nb::literals;
 using namespace memlane;
 
+void bind_lanes(nb::module_ &m); // bindings_lanes.cpp
+
 namespace {
-
-using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-[[noreturn]] void raise(const char *error, const std::string &message) {
-    nb::object type = nb::module_::import_("memlane.core.errors").attr(error);
-    PyErr_SetObject(type.ptr(), nb::str(message.c_str(), message.size()).ptr());
-    throw nb::python_error();
-}
-
-void require_open(const Mapping &mapping, const std::string &label) {
-    if (mapping.closed()) [[unlikely]]
-        raise("SegmentClosed", label + " was used after its segment was closed; use it before close(), or attach again");
-}
-
-void require_writeable(const Mapping &mapping, const std::string &label) {
-    if (!mapping.writeable()) [[unlikely]]
-        raise("SegmentError", label + " lies in a segment that was attached read-only; attach it with writeable=True to change it");
-}
-
-// A cell of `bytes` bytes, aligned to `alignment`, at `offset`.
-std::byte *place(const Mapping &mapping, std::size_t offset, std::size_t bytes, std::size_t alignment,
-                 const std::string &label) {
-    if (offset > mapping.bytes() || bytes > mapping.bytes() - offset || offset % alignment != 0)
-        raise("SegmentError", label + " needs " + std::to_string(bytes) + " bytes at a multiple of " +
-                                  std::to_string(alignment) + ", but was placed at offset " + std::to_string(offset) +
-                                  " of a mapping of " + std::to_string(mapping.bytes()) + " bytes");
-    return mapping.data() + offset;
-}
 
 // ---------------------------------------------------------------------------------------------------- Mapping
 
@@ -107,7 +71,7 @@ class Signal {
     std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
         const std::int64_t value = see(cell_->value);
-        return value >= until ? value : wait_long(until, timeout, peers, value);
+        return value >= until ? value : wait_long(until, timeout, peers);
     }
 
   private:
@@ -117,61 +81,16 @@ class Signal {
     }
 
     // A sleeper marks the signal's gate, so waiting changes shared memory too.
-    std::int64_t wait_long(std::int64_t until, std::optional<double> timeout, nb::handle peers, std::int64_t value) {
+    std::int64_t wait_long(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
         require_changeable();
-        std::int64_t deadline_ns = forever_ns;
-        if (timeout) {
-            if (!(*timeout >= 0))
-                throw nb::value_error("timeout must be None (wait for ever) or a number of seconds, 0 or more");
-            if (*timeout == 0)
-                raise_timeout(until, *timeout, value);
-            if (*timeout < 1e9)
-                deadline_ns = now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9));
-        }
-        std::vector<nb::object> watched;
-        std::vector<int> pidfds;
-        for (nb::handle peer : peers) {
-            watched.push_back(nb::borrow(peer));
-            pidfds.push_back(nb::cast<int>(peer.attr("fileno")()));
-        }
-        // Spin learns from its own waits and belongs to one thread; two Python threads may share this handle.
-        Spin spin = spin_;
-        for (;;) {
-            WaitResult result;
-            {
-                nb::gil_scoped_release release;
-                result = signal_wait(*cell_, until, deadline_ns, pidfds, spin);
-            }
-            spin_ = spin;
-            switch (result.end) {
-            case WaitEnd::reached:
-                return result.value;
-            case WaitEnd::timed_out:
-                raise_timeout(until, *timeout, result.value);
-            case WaitEnd::peer_died:
-                raise_peer_died(watched[static_cast<std::size_t>(result.peer)], until, result.value);
-            case WaitEnd::paused:
-                if (PyErr_CheckSignals() != 0)
-                    throw nb::python_error();
-                require_open(*mapping_, label_);
-            }
-        }
-    }
-
-    std::string wanted(std::int64_t until, std::int64_t value) const {
-        return label_ + " to reach " + std::to_string(until) + "; it is at " + std::to_string(value);
-    }
-    [[noreturn]] void raise_timeout(std::int64_t until, double seconds, std::int64_t value) const {
-        nb::object text = nb::str("waited {:g} s for {}").attr("format")(seconds, wanted(until, value));
-        raise("WaitTimeout", nb::cast<std::string>(text));
-    }
-    [[noreturn]] void raise_peer_died(nb::handle peer, std::int64_t until, std::int64_t value) const {
-        nb::object error = nb::module_::import_("memlane.core.errors")
-                               .attr("PeerDied")(peer.attr("obituary")() + nb::str(" while this process waited for ") +
-                                                 nb::str(wanted(until, value).c_str()),
-                                                 "peer"_a = peer);
-        PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
-        throw nb::python_error();
+        return wait_in_slices(
+            *mapping_, label_, timeout, peers, spin_,
+            [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
+                return signal_wait(*cell_, until, deadline_ns, pidfds, spin);
+            },
+            [&] {
+                return label_ + " to reach " + std::to_string(until) + "; it is at " + std::to_string(see(cell_->value));
+            });
     }
 
     std::shared_ptr<Mapping> mapping_;
@@ -347,4 +266,6 @@ NB_MODULE(_native, m) {
 
     m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
+
+    bind_lanes(m);
 }

@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t cache_line_bytes = 64;
 // How many rows ahead the copy asks for. 16 hides a DRAM miss behind about 1 KB of copying; see benchmarks/rows.py.
 constexpr std::size_t rows_ahead = 16;
+// 128 rows of a few hundred bytes stay in the first or second cache while the other fields are copied.
+constexpr std::size_t rows_together = 128;
 // Asking for more lines than this per row only evicts what was asked for before.
 constexpr std::size_t lines_ahead = 8;
 // A thread's share below this is done before the other thread has woken up.
@@ -20,8 +22,8 @@ constexpr std::size_t bytes_worth_a_thread = 64 * 1024;
 template <bool for_write> void prefetch_row(const std::byte *row, std::size_t bytes) {
     const std::size_t reach = std::min(bytes, lines_ahead * cache_line_bytes);
     for (std::size_t at = 0; at < reach; at += cache_line_bytes)
-        __builtin_prefetch(row + at, for_write ? 1 : 0, 0);
-    __builtin_prefetch(row + bytes - 1, for_write ? 1 : 0, 0); // an unaligned row ends one line later
+        __builtin_prefetch(row + at, for_write ? 1 : 0, 3);
+    __builtin_prefetch(row + bytes - 1, for_write ? 1 : 0, 3); // an unaligned row ends one line later
 }
 
 // `bytes` is a compile-time constant for the widths that scalar and small vector fields have: the copy is then a few
@@ -34,9 +36,10 @@ struct AnyWidth {
 };
 
 template <class Width>
-void gather_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end) {
+void gather_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end,
+                  std::size_t last) {
     for (std::size_t i = begin; i < end; ++i) {
-        if (i + rows_ahead < end)
+        if (i + rows_ahead < last)
             prefetch_row<false>(from.data + static_cast<std::size_t>(indices[i + rows_ahead]) * from.stride_bytes,
                                 from.row_bytes);
         Width::copy(to.data + i * to.stride_bytes, from.data + static_cast<std::size_t>(indices[i]) * from.stride_bytes,
@@ -45,9 +48,10 @@ void gather_field(const Field &from, const std::int64_t *indices, const Field &t
 }
 
 template <class Width>
-void scatter_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end) {
+void scatter_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end,
+                  std::size_t last) {
     for (std::size_t i = begin; i < end; ++i) {
-        if (i + rows_ahead < end)
+        if (i + rows_ahead < last)
             prefetch_row<true>(to.data + static_cast<std::size_t>(indices[i + rows_ahead]) * to.stride_bytes,
                                to.row_bytes);
         Width::copy(to.data + static_cast<std::size_t>(indices[i]) * to.stride_bytes, from.data + i * from.stride_bytes,
@@ -55,7 +59,8 @@ void scatter_field(const Field &from, const std::int64_t *indices, const Field &
     }
 }
 
-using Move = void (*)(const Field &, const std::int64_t *, const Field &, std::size_t, std::size_t);
+// Rows [begin, end); those up to `last` come next and may be asked for.
+using Move = void (*)(const Field &, const std::int64_t *, const Field &, std::size_t, std::size_t, std::size_t);
 
 struct GatherMoves {
     template <class Width> static constexpr Move move = gather_field<Width>;
@@ -95,9 +100,12 @@ void move_rows(std::span<const Field> from, std::span<const std::int64_t> indice
         bytes += field.row_bytes * indices.size();
     const auto useful = static_cast<int>(std::min<std::size_t>(bytes / bytes_worth_a_thread, 1024));
     run_in_parts(indices.size(), std::min(threads, useful), [&](std::size_t begin, std::size_t end) {
-        for (std::size_t k = 0; k < from.size(); ++k)
-            if (from[k].row_bytes > 0)
-                move_for<Moves>(from[k].row_bytes)(from[k], indices.data(), to[k], begin, end);
+        // All fields of a few rows before the next few: the fields of a packed row share cache lines.
+        const std::size_t step = from.size() > 1 ? rows_together : end - begin;
+        for (std::size_t at = begin; at < end; at += step)
+            for (std::size_t k = 0; k < from.size(); ++k)
+                if (from[k].row_bytes > 0)
+                    move_for<Moves>(from[k].row_bytes)(from[k], indices.data(), to[k], at, std::min(end, at + step), end);
     });
 }
 

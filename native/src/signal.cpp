@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include "clock.hpp"
 #include "futex.hpp"
@@ -19,6 +20,12 @@ constexpr std::int64_t spin_limit_ns = 50'000;
 constexpr std::int64_t spin_floor_ns = 1'000;
 // A yield that returns to an idle core takes well under a microsecond; a longer one means that somebody else ran.
 constexpr std::int64_t yield_contended_ns = 5'000;
+// A yield that finds nobody else returns faster than this.
+constexpr std::int64_t yield_alone_ns = 1'000;
+
+// Every so many waits one spins for the whole limit, whatever was learnt. Two that wait for each other and both sleep
+// make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
+constexpr std::uint32_t waits_per_probe = 16;
 
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -57,10 +64,9 @@ void wake_sleepers(SignalCell &cell) {
 } // namespace
 
 std::int64_t default_spin_limit_ns() {
-    cpu_set_t cores;
-    if (sched_getaffinity(0, sizeof cores, &cores) == 0 && CPU_COUNT(&cores) < 2)
-        return 0;
-    return spin_limit_ns;
+    // Of the machine, not of this process: two processes with a core each gain most from spinning, and two that share
+    // one core notice it (shares_core_).
+    return sysconf(_SC_NPROCESSORS_ONLN) < 2 ? 0 : spin_limit_ns;
 }
 
 bool Spin::until(const SignalCell &cell, std::int64_t until) {
@@ -69,10 +75,19 @@ bool Spin::until(const SignalCell &cell, std::int64_t until) {
     const std::int64_t begin = now_ns();
     std::int64_t now = begin;
     bool contended = false;
-    while (now - begin < budget_ns_ && !contended) {
+    if (shares_core_) { // the last wait ended in a yield that let the other run: yield first
+        sched_yield();
+        if (see(cell.value) >= until)
+            return true;
+        now = now_ns();
+        shares_core_ = now - begin > yield_alone_ns;
+        contended = now - begin > yield_contended_ns;
+    }
+    const std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
+    while (now - begin < budget_ns && !contended) {
         for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
             if (see(cell.value) >= until) {
-                budget_ns_ = std::min(limit_ns_, budget_ns_ * 2);
+                budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
                 return true;
             }
             pause_core();
@@ -84,6 +99,10 @@ bool Spin::until(const SignalCell &cell, std::int64_t until) {
             sched_yield();
         now = now_ns();
         contended = now - before > yield_contended_ns;
+        if (now - before > yield_alone_ns && see(cell.value) >= until) {
+            shares_core_ = true;
+            return true;
+        }
     }
     budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), contended ? spin_floor_ns : budget_ns_ / 2);
     return see(cell.value) >= until;

@@ -33,7 +33,7 @@ inline constexpr std::int64_t slice_ns = 100'000'000;
 
 // How long a waiter spins before it sleeps. Belongs to one waiting thread, not to the shared cell: it learns from its
 // own waits. A wait that ends while spinning earns a longer spin the next time, one that spins in vain a shorter one,
-// and one that finds others queueing for its core sleeps at once.
+// one that finds others queueing for its core sleeps at once, and one whose peer runs when it yields yields first.
 class Spin {
   public:
     explicit Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns) {}
@@ -44,9 +44,11 @@ class Spin {
   private:
     std::int64_t limit_ns_;
     std::int64_t budget_ns_;
+    std::uint32_t waits_ = 0;
+    bool shares_core_ = false; // with the process that it waits for
 };
 
-// What a process that may use several cores should spin at most, and one that has a single core: nothing.
+// The most that a wait spins unless told otherwise; nothing on a machine with one core.
 std::int64_t default_spin_limit_ns();
 
 void signal_store(SignalCell &cell, std::int64_t value);

@@ -11,9 +11,14 @@ SIGNAL_BYTES: int
 SIGNAL_OFFSETS: tuple[int, int]
 SLICE_SECONDS: float
 
+RING_CONTROL_BYTES: int
+SLOT_HEAD_BYTES: int
+WEIGHTS_CONTROL_BYTES: int
+MOST_BUFFERS: int
+
 class _Watchable(Protocol):
     def fileno(self) -> int: ...
-    def obituary(self) -> str: ...
+    def error(self, waiting: str, /) -> Exception: ...
 
 class Mapping(Buffer):
     """A range of a file mapped into this process; a buffer that numpy can view."""
@@ -72,3 +77,59 @@ class Rows:
 
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
+
+class Ring:
+    """Slots that writers fill and readers take, each once, oldest first."""
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        control: int,
+        slots: int,
+        count: int,
+        stride: int,
+        unread_limit: int,
+        block: bool,
+        label: str,
+    ) -> None: ...
+    @property
+    def label(self) -> str: ...
+    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
+    def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None: ...
+    def abandon(self, slot: int) -> None: ...
+    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
+    def release(self, slot: int) -> None: ...
+    def put(
+        self,
+        parts: Parts,
+        policy_version: int,
+        writer: int,
+        rows: int,
+        timeout: float | None,
+        peers: Iterable[_Watchable],
+    ) -> None:
+        """Claim a slot, copy into it, commit it."""
+    def get(
+        self, parts: Parts, timeout: float | None, peers: Iterable[_Watchable]
+    ) -> tuple[int, int, int, int, int, int, int]:
+        """Take a slot, copy out of it, release it."""
+    def head(self, slot: int) -> tuple[int, int, int, int, int, int, int]: ...
+    def unread(self) -> int: ...
+    def reap(self) -> int:
+        """Put back what dead processes held; say how many slots that were."""
+    def counters(self) -> dict[str, int]: ...
+
+class Parts:
+    def __init__(self, parts: list[tuple[int, int, int]]) -> None: ...
+
+class Weights:
+    """The latest version of a block of bytes."""
+
+    def __init__(self, mapping: Mapping, control: int, buffers: int, count: int, stride: int, label: str) -> None: ...
+    @property
+    def label(self) -> str: ...
+    def version(self) -> int: ...
+    def publish(self, parts: Parts) -> int: ...
+    def read(self, parts: Parts) -> int: ...
+    def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
+    def retries(self) -> int: ...

@@ -20,6 +20,7 @@ and maps the memory only then. Offsets of fields are not in it: they follow from
 from __future__ import annotations
 
 import os
+import stat
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +29,7 @@ import numpy as np
 
 from memlane.core.errors import LayoutError, SegmentError
 from memlane.core.layout import LONGEST_DESCRIPTION, Layout
-from memlane.core.liveness import Life, Peer
+from memlane.core.liveness import PID_BITS, Life, Peer
 
 MAGIC = b"MEMLANE"
 VERSION = 1
@@ -93,7 +94,9 @@ class Header:
             if not fact:
                 raise SegmentError(f"{where} is not a usable segment: expected {expected}, found {found}")
 
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        expect(stat.S_ISREG(status.st_mode), "a regular file", f"mode {stat.filemode(status.st_mode)}")
+        size = status.st_size
         expect(size >= LAYOUT_AT, f"a header of {LAYOUT_AT} bytes", f"a file of {size}")
         record = np.frombuffer(_read_all(fd, LAYOUT_AT, 0, where), DTYPE)[0]
         number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
@@ -121,6 +124,7 @@ class Header:
             raise SegmentError(f"{where} is not a usable segment: its layout cannot be read: {error}") from None
         expect(layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"]))
         owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
+        expect(0 < owner.pid < 2**PID_BITS, f"an owner with a pid from 1 to {2**PID_BITS - 1}", owner.pid)
         header = cls(layout, owner, number["owner_space"], number["created_ns"], number["state"])
         expect(
             (header.header_bytes, header.total_bytes) == (number["header_bytes"], number["total_bytes"]),

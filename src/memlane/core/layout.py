@@ -76,6 +76,8 @@ class Layout:
     hash: int
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
+        if not isinstance(fields, Mapping):
+            raise LayoutError(f"expected a dict of fields, name: (dtype, shape), found {_excerpt(fields)}")
         placed: dict[str, Field] = {}
         offset = 0
         for name, spec in fields.items():
@@ -118,7 +120,7 @@ class Layout:
                 case [str(name), descr, list(shape)] if name not in fields:
                     try:
                         fields[name] = (descr_to_dtype(_as_descr(descr)), shape)
-                    except (TypeError, ValueError, IndexError, SyntaxError, RecursionError) as error:
+                    except Exception as error:  # numpy's parser has no list of what it throws at hostile text
                         raise LayoutError(f"field {name!r} has no dtype that numpy knows: {error}") from None
                 case _:
                     raise LayoutError(
@@ -181,15 +183,18 @@ def _place(name: str, spec: FieldSpec, offset: int) -> Field:
     if not isinstance(name, str) or not name:
         raise LayoutError(f"a field's name must be a non-empty string, found {name!r}")
     try:
-        given_dtype, given_shape = spec
+        given_dtype, given_shape = () if isinstance(spec, str) else spec  # "f4" would be the pair "f", "4"
     except (TypeError, ValueError):
         raise LayoutError(f"field {name!r} must be a pair (dtype, shape), found {_excerpt(spec)}") from None
     dtype, inner_shape = _fixed_dtype(name, given_dtype)
     field = Field(name, dtype, _fixed_shape(name, given_shape) + inner_shape, offset)
+    if len(field.shape) > 32:
+        raise LayoutError(f"field {name!r} has {len(field.shape)} dimensions; 32 are possible")
     # Zero-size fields must not smuggle an impossible extent past the product: numpy refuses to view them.
-    if dtype.itemsize * math.prod(max(extent, 1) for extent in field.shape) > LARGEST:
+    span = dtype.itemsize * math.prod(max(extent, 1) for extent in field.shape)
+    if span > LARGEST:
         raise LayoutError(
-            f"field {name!r} of dtype {dtype} and shape {list(field.shape)} would need {field.nbytes} bytes; "
+            f"field {name!r} of dtype {dtype} and shape {list(field.shape)} would span {span} bytes; "
             f"the most that can be addressed is {LARGEST}"
         )
     return field
@@ -211,12 +216,20 @@ def _fixed_dtype(name: str, given: DTypeLike) -> tuple[np.dtype[Any], tuple[int,
         )
     if dtype.itemsize == 0:
         raise LayoutError(f"field {name!r} has dtype {given!r} of no size; give a length, as in 'S16' or 'U16'")
-    if dtype.isbuiltin == 2 or descr_to_dtype(dtype_to_descr(dtype)) != dtype:
+    if dtype.isbuiltin == 2 or not _describable(dtype):
         raise LayoutError(
             f"field {name!r} has dtype {dtype}, which another process could not recognise by its description; "
             f"store it under a numpy dtype of {dtype.itemsize} bytes and view it"
         )
     return dtype, inner_shape
+
+
+def _describable(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy's description gives the same dtype back. Fields that overlap or lie out of order have none."""
+    try:
+        return bool(descr_to_dtype(dtype_to_descr(dtype)) == dtype)
+    except (TypeError, ValueError):
+        return False
 
 
 def _fixed_shape(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
@@ -226,8 +239,6 @@ def _fixed_shape(name: str, given: int | Iterable[int]) -> tuple[int, ...]:
         raise LayoutError(f"field {name!r} must have a shape of whole numbers, found {_excerpt(given)}") from None
     if any(extent < 0 for extent in extents):
         raise LayoutError(f"field {name!r} has shape {list(extents)}; no extent may be negative")
-    if len(extents) > 32:
-        raise LayoutError(f"field {name!r} has {len(extents)} dimensions; 32 are possible")
     return extents
 
 
@@ -235,7 +246,11 @@ def _as_descr(value: Any) -> Any:
     """JSON has no tuples, numpy's descriptions of structured dtypes insist on them."""
     if isinstance(value, str):
         return value
-    return [(entry[0], _as_descr(entry[1]), *(tuple(shape) for shape in entry[2:])) for entry in value]
+    return [
+        # A name that is a list is a title and a name.
+        (tuple(name) if isinstance(name, list) else name, _as_descr(descr), *(tuple(extents) for extents in shape))
+        for name, descr, *shape in value
+    ]
 
 
 def _excerpt(value: object) -> str:

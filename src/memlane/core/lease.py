@@ -16,19 +16,19 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core.errors import StaleView, StaleViewWarning
+from memlane.core.errors import SegmentClosed, StaleView, StaleViewWarning
 from memlane.core.layout import Layout
-from memlane.core.segment import Segment
+from memlane.core.segment import Segment, Window
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def debug_mode() -> bool:
@@ -43,7 +43,7 @@ class Lease(Mapping[str, NDArray[Any]]):
     """
 
     __slots__ = (
-        "__weakref__", "_debug", "_end", "_given", "_on_release", "_window", "_writeable", "label", "layout",
+        "__weakref__", "_end", "_given", "_on_release", "_source", "_window", "_writeable", "label", "layout",
     )  # fmt: skip
 
     def __init__(
@@ -57,31 +57,39 @@ class Lease(Mapping[str, NDArray[Any]]):
         debug: bool | None = None,
         label: str | None = None,
     ) -> None:
-        self.layout = layout or segment.layout
-        self.label = label or f"bytes {offset} to {offset + self.layout.nbytes} of {segment.label}"
         self._on_release = on_release
+        layout = layout or segment.layout
+        label = label or f"bytes {offset} to {offset + layout.nbytes} of {segment.label}"
+        window = segment.window(offset, layout.nbytes, writeable=writeable)
+        debug = debug_mode() if debug is None else debug
+        alias = segment.alias(offset, layout.nbytes, writeable=writeable) if debug else None
+        self._begin(window, alias, layout, writeable, label)
+
+    def _begin(self, window: Window, alias: Window | None, layout: Layout, writeable: bool, label: str) -> None:
+        """``window`` is where the segment shows the fields; ``alias``, in debug mode, where this lease alone does."""
+        self.layout = layout
+        self.label = label
         self._writeable = writeable
-        self._debug = debug_mode() if debug is None else debug
-        self._end = _End()
+        self._source = window[0]
+        self._window: Window | None = alias or window
+        self._end = _End(alias[0]) if alias is not None else None
         self._given: list[tuple[weakref.ref[NDArray[Any]], str, str]] = []
-        # Where the fields are seen: a mapping and the byte in it at which they begin. None once the lease has ended.
-        self._window: tuple[_native.Mapping, int] | None
-        if self._debug:
-            self._end.mapping = segment.alias(offset, self.layout.nbytes, writeable=writeable)
-            self._window = self._end.mapping, 0
-        else:
-            self._window = segment.window(offset, self.layout.nbytes, writeable=writeable)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The field as an array that is valid until the lease ends."""
-        if self._window is None:
+        window = self._window
+        if window is None:
             raise StaleView(f"the lease of {self.label} has ended; take field {name!r} before release()")
-        view = self.layout[name].view(*self._window)
-        view.flags.writeable = self._writeable
-        place = _caller() if self._debug else ""
-        self._given.append((weakref.ref(view), name, place))
-        if not self._debug:
+        if self._source.closed:
+            raise SegmentClosed(f"{self.label} was used after its segment was closed; use it before close()")
+        view = self.layout[name].view(*window)
+        if not self._writeable:
+            view.flags.writeable = False
+        if self._end is None:
+            self._given.append((weakref.ref(view), name, ""))
             return view
+        place = _caller()
+        self._given.append((weakref.ref(view), name, place))
         watched = view.view(WatchedView)
         watched._end, watched._taken = self._end, f"field {name!r} of {self.label}, taken at {place},"
         return watched
@@ -106,10 +114,12 @@ class Lease(Mapping[str, NDArray[Any]]):
         if self._window is None:
             return
         self._window = None
-        held = self.holders() if self._debug else []
+        if self._end is None:
+            self._ended()
+            return
+        held = self.holders()
         self._end.come()
-        if self._on_release is not None:
-            self._on_release()
+        self._ended()
         if held:
             warnings.warn(
                 f"{len(held)} array(s) outlive the lease of {self.label}: {'; '.join(held)}. They now hold NaN or -1; "
@@ -118,7 +128,12 @@ class Lease(Mapping[str, NDArray[Any]]):
                 stacklevel=2,
             )
 
-    def __enter__(self) -> Lease:
+    def _ended(self) -> None:
+        """What is to happen once, when the lease has ended."""
+        if self._on_release is not None:
+            self._on_release()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,16 +146,15 @@ class Lease(Mapping[str, NDArray[Any]]):
 class _End:
     """Whether a lease has ended; shared by the lease and all its views."""
 
-    __slots__ = ("came", "mapping")
+    __slots__ = ("_mapping", "came")
 
-    def __init__(self) -> None:
+    def __init__(self, mapping: _native.Mapping) -> None:
+        self._mapping = mapping
         self.came = False
-        self.mapping: _native.Mapping | None = None
 
     def come(self) -> None:
         self.came = True
-        if self.mapping is not None:
-            self.mapping.retire()
+        self._mapping.retire()
 
 
 class WatchedView(np.ndarray[Any, np.dtype[Any]]):
@@ -150,8 +164,8 @@ class WatchedView(np.ndarray[Any, np.dtype[Any]]):
     _taken: str = ""
 
     def __array_finalize__(self, source: object) -> None:
-        # Only what still shows the leased memory is watched: a copy has no base and is free.
-        if isinstance(source, WatchedView) and self.base is not None:
+        # Only what still shows the leased memory is watched: a copy is free.
+        if isinstance(source, WatchedView) and np.may_share_memory(self.view(np.ndarray), source.view(np.ndarray)):
             self._end, self._taken = source._end, source._taken
 
     def _check(self) -> NDArray[Any]:
@@ -161,9 +175,7 @@ class WatchedView(np.ndarray[Any, np.dtype[Any]]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         out = kwargs.get("out", ())
-        if out:
-            kwargs["out"] = tuple(map(_plain, out))
-        result = getattr(ufunc, method)(*map(_plain, inputs), **kwargs)
+        result = getattr(ufunc, method)(*map(_plain, inputs), **_plain_deep(kwargs))
         return out[0] if len(out) == 1 else result
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -172,11 +184,11 @@ class WatchedView(np.ndarray[Any, np.dtype[Any]]):
 
     def __getitem__(self, key: Any) -> Any:
         self._check()
-        return super().__getitem__(key)
+        return super().__getitem__(_plain_deep(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._check()
-        super().__setitem__(key, value)
+        super().__setitem__(_plain_deep(key), _plain_deep(value))
 
     def __iter__(self) -> Iterator[Any]:
         self._check()
@@ -202,9 +214,9 @@ def _checked(name: str) -> Callable[..., Any]:
 
 # Slicing and ufuncs are caught above; these methods go straight to the memory.
 _STRAIGHT = """
-__array__ __bool__ __complex__ __contains__ __dlpack__ __float__ __index__ __int__ __reduce_ex__ argmax argmin
-argpartition argsort astype byteswap choose clip compress copy cumprod cumsum dot dump dumps fill flatten item nonzero
-partition put repeat searchsorted sort take tobytes tofile tolist
+__array__ __bool__ __complex__ __contains__ __copy__ __deepcopy__ __dlpack__ __float__ __format__ __index__ __int__
+__reduce_ex__ argmax argmin argpartition argsort astype byteswap choose clip compress copy cumprod cumsum dot dump dumps
+fill flatten item nonzero partition put repeat searchsorted setfield sort take tobytes tofile tolist
 """
 for _name in _STRAIGHT.split():
     setattr(WatchedView, _name, _checked(_name))
@@ -215,8 +227,10 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_deep(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return type(value)(map(_plain_deep, value)) if type(value) in (tuple, list) else value
+    if isinstance(value, tuple):
+        return tuple(map(_plain_deep, value))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return list(map(_plain_deep, value))
     if isinstance(value, dict):
         return {key: _plain_deep(entry) for key, entry in value.items()}
     return _plain(value)

@@ -14,7 +14,7 @@ import signal
 from functools import cache
 
 from memlane import _native
-from memlane.core.errors import PeerDied
+from memlane.core.errors import PeerDied, SegmentError
 
 PID_BITS = 22
 """Linux numbers processes below 2**22, so a pid and a start time fit into one atomic word."""
@@ -84,6 +84,8 @@ class Peer:
     def fileno(self) -> int:
         """A descriptor that is readable as soon as the process is dead."""
         if self._pidfd is None:
+            if not 0 < self.pid < 1 << PID_BITS:
+                return _dead_fd()  # no process has such a number; a word or a header was tampered with
             try:
                 pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
@@ -103,6 +105,10 @@ class Peer:
     def obituary(self) -> str:
         """One line: who died, and of what as far as this process can know."""
         return f"{self.name} (pid {self.pid}) {self._cause()}"
+
+    def error(self, waiting: str) -> Exception:
+        """What a wait raises when it finds this process dead. ``waiting`` says what it did: "waited for ..."."""
+        return PeerDied(f"{self.obituary()} while this process {waiting}", peer=self)
 
     def _cause(self) -> str:
         try:
@@ -156,7 +162,7 @@ class Roster:
             free = holder == 0 or not Peer.from_word(holder).alive
             if free and self._words.compare_and_swap(place, holder, word):
                 return place
-        raise PeerDied(
+        raise SegmentError(
             f"all {len(self._words)} places of {self._words.label} are taken by living processes; make the table larger"
         )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memlane.core.errors import BudgetError
+from memlane.core.errors import BudgetError, SegmentMissing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,10 @@ def group_room(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
 
 def directory_room(directory: Path) -> Room:
     """What the file system behind a directory could still take."""
-    system = os.statvfs(directory)
+    try:
+        system = os.statvfs(directory)
+    except FileNotFoundError:
+        raise SegmentMissing(f"the directory {directory} does not exist") from None
     return Room(system.f_bavail * system.f_frsize, f"the file system of {directory}")
 
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from memlane.core.errors import MemlaneError, SegmentError, SegmentExists, SegmentMissing
-from memlane.core.header import Header
+from memlane.core.header import Header, pid_space
 from memlane.core.liveness import Life, Peer
 
 PREFIX = "memlane-"
 _UNBORN = ".memlane-unborn-"
 _MODE = 0o600
+_PATIENCE = 1.0
+"""Seconds for the two system calls between a lock and the removal of a name."""
 _serial = itertools.count()
 
 
@@ -34,9 +38,13 @@ def directory() -> Path:
 
 def path_of(name: str) -> Path:
     """The file behind a name."""
-    if not name or "/" in name or "\0" in name or len(os.fsencode(PREFIX + name)) > 255:
+    try:
+        room = 255 - len(os.fsencode(PREFIX + name))
+    except (TypeError, UnicodeEncodeError):
+        room = -1
+    if room < 0 or not name or "/" in name or "\0" in name:
         raise SegmentError(
-            f"a segment's name must be 1 to {255 - len(PREFIX)} bytes without '/' and NUL, found {name!r}"
+            f"a segment's name must be a string of 1 to {255 - len(PREFIX)} bytes without '/' and NUL, found {name!r}"
         )
     return directory() / (PREFIX + name)
 
@@ -57,7 +65,7 @@ def open_nameless(folder: Path) -> tuple[int, Path | None]:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise SegmentError(f"cannot make a file in {folder}: {error.strerror}") from error
     me = Peer.current()
-    hidden = folder / f"{_UNBORN}{me.pid}-{me.start}-{secrets.token_hex(8)}"
+    hidden = folder / f"{_UNBORN}{me.pid}-{me.start}-{pid_space()}-{secrets.token_hex(8)}"
     return os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, _MODE), hidden
 
 
@@ -75,6 +83,8 @@ def give_name(fd: int, hidden: Path | None, path: Path) -> None:
             os.close(folder)
     except FileExistsError:
         raise SegmentExists(f"{path} exists already{_whose(path)}; attach to it, or choose another name") from None
+    except OSError as error:
+        raise SegmentError(f"cannot give a segment the name {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +103,8 @@ def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
     except OSError:
         return
     for entry in entries:
-        if entry.name.startswith(_UNBORN):
-            owner = _unborn_owner(entry.name)
-        elif entry.name.startswith(PREFIX):
-            owner = _dead_owner(Path(entry.path))
-        else:
-            continue
-        if owner is not None and owner.life is not Life.ALIVE:
+        owner = _owner_of_entry(Path(entry.path))
+        if owner is not None:
             with contextlib.suppress(OSError):  # gone meanwhile
                 yield Leftover(Path(entry.path), entry.stat(follow_symlinks=False).st_size, owner)
 
@@ -109,21 +114,42 @@ def reclaim(folder: Path | None = None) -> list[Leftover]:
     return [leftover for leftover in leftovers(folder) if _remove(leftover)]
 
 
+def free(path: Path) -> None:
+    """Reclaim one name. Whoever is at it already gets a moment to finish; if it was stopped, the name stays taken."""
+    deadline = time.monotonic() + _PATIENCE
+    while (owner := _owner_of_entry(path)) is not None and time.monotonic() < deadline:
+        if not _remove(Leftover(path, 0, owner)):
+            time.sleep(0.001)
+
+
 def _remove(leftover: Leftover) -> bool:
-    """Take the name away, then look at what was taken: between the look and the removal somebody else may have
-    reclaimed the name and given it to a living segment. That one gets its name back."""
-    trash = leftover.path.with_name(f"{PREFIX}{fresh_name('trash')}")
+    """Take the name away if it still belongs to the dead owner. Between the look and the removal somebody else may have
+    reclaimed the name and given it to a living segment. So whoever removes locks the dead file first: a name leads to
+    another file only after this one was removed, which nobody else can do now. Death opens the lock."""
     try:
-        os.rename(leftover.path, trash)
+        fd = os.open(leftover.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False  # somebody else was faster
-    unborn = leftover.path.name.startswith(_UNBORN)
-    dead = unborn or _dead_owner(trash) == leftover.owner
-    if not dead:
-        with contextlib.suppress(OSError):
-            os.link(trash, leftover.path)
-    os.unlink(trash)
-    return dead
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never waits: whoever has the lock may have been stopped
+        if not os.path.samestat(os.fstat(fd), os.stat(leftover.path, follow_symlinks=False)):
+            return False
+        if _owner_of_entry(leftover.path) != leftover.owner:
+            return False
+        os.unlink(leftover.path)
+        return True
+    except OSError:
+        return False
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a fork in another thread may have copied the descriptor
+        os.close(fd)
+
+
+def _owner_of_entry(path: Path) -> Peer | None:
+    """The owner of what lies at ``path`` if it is a named segment, whole or unborn, and its owner is certainly dead."""
+    if path.name.startswith(_UNBORN):
+        return _unborn_owner(path.name)
+    return _dead_owner(path) if path.name.startswith(PREFIX) else None
 
 
 def _dead_owner(path: Path) -> Peer | None:
@@ -142,9 +168,12 @@ def _dead_owner(path: Path) -> Peer | None:
 
 
 def _unborn_owner(name: str) -> Peer | None:
-    pid, _, rest = name.removeprefix(_UNBORN).partition("-")
-    start = rest.partition("-")[0]
-    return Peer(int(pid), int(start)) if pid.isdigit() and start.isdigit() else None
+    match name.removeprefix(_UNBORN).split("-"):
+        case [pid, start, space, _] if pid.isdecimal() and start.isdecimal() and space == str(pid_space()):
+            owner = Peer(int(pid), int(start))
+            return None if owner.alive else owner
+        case _:
+            return None
 
 
 def _whose(path: Path) -> str:
@@ -153,8 +182,9 @@ def _whose(path: Path) -> str:
     except OSError:
         return ""
     try:
-        owner = Header.read(fd, str(path)).owner
-        return f" and belongs to pid {owner.pid}, which is {owner.life.value}"
+        header = Header.read(fd, str(path))
+        life = header.owner_life()
+        return f" and belongs to pid {header.owner.pid}" + (f", which is {life.value}" if life else " elsewhere")
     except (MemlaneError, OSError):
         return " and is not a segment"
     finally:

@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
 
+_INT64 = np.dtype(np.int64)
+
 
 class Rows:
     """Arrays of equal length, pinned: their addresses are taken once and used by every copy.
@@ -26,13 +28,16 @@ class Rows:
     unlike numpy's, never count from the end.
     """
 
-    __slots__ = ("_native", "arrays", "count")
+    __slots__ = ("_native", "_target", "arrays", "count")
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         if not arrays:
             raise ValueError("rows need at least one array")
         self.arrays = dict(arrays)
+        for name, array in self.arrays.items():
+            _require_array(f"field {name!r}", array)
         self.count = len(next(iter(self.arrays.values())))
+        self._target: Rows | None = None
         self._native = _native.Rows(self.count, [_pinned(name, array, self.count) for name, array in arrays.items()])
 
     def gather(
@@ -43,12 +48,17 @@ class Rows:
         A ``Rows`` as ``out`` saves looking the arrays up again. ``threads`` are used when there is enough for each.
         """
         where = _indices(indices)
+        if out is not None and out is self._target:  # looked at before
+            self._native.gather(where, out._native, threads)
+            return out.arrays
         if out is None:
             out = {name: np.empty((len(where), *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
         target = self._matching(out, "out")
         for name, array in target.arrays.items():
             if not array.flags.writeable:
                 raise ValueError(f"out[{name!r}] is read-only")
+        if target is out:
+            self._target = target
         self._native.gather(where, target._native, threads)
         return target.arrays
 
@@ -67,6 +77,8 @@ class Rows:
             raise KeyError(f"{role} must have the fields {list(self.arrays)}, found {list(arrays)}")
         for name, array in self.arrays.items():
             found = arrays[name]
+            if other is None:
+                _require_array(f"{role}[{name!r}]", found)
             if found.dtype != array.dtype:
                 raise TypeError(f"{role}[{name!r}] must have dtype {array.dtype}, found {found.dtype}")
             if found.shape[1:] != array.shape[1:]:
@@ -82,6 +94,8 @@ class Rows:
 
 
 def _indices(given: ArrayLike) -> NDArray[np.int64]:
+    if type(given) is np.ndarray and given.dtype is _INT64 and given.ndim == 1 and given.flags.c_contiguous:
+        return given
     indices = np.asarray(given)
     if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise TypeError(
@@ -91,16 +105,21 @@ def _indices(given: ArrayLike) -> NDArray[np.int64]:
     return np.ascontiguousarray(indices, np.int64)
 
 
+def _require_array(label: str, array: object) -> None:
+    if not isinstance(array, np.ndarray) or array.ndim == 0:
+        raise TypeError(f"{label} must be an array of at least one dimension, found {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise TypeError(f"{label} has dtype {array.dtype}; Python objects cannot be copied as bytes")
+
+
 def _pinned(name: str, array: NDArray[Any], count: int) -> tuple[int, int, int]:
     """Address, stride and row size in bytes."""
-    if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise TypeError(f"field {name!r} must be an array of at least one dimension, found {type(array).__name__}")
-    if array.dtype.hasobject:
-        raise TypeError(f"field {name!r} has dtype {array.dtype}; Python objects cannot be copied as bytes")
     if len(array) != count:
         raise ValueError(f"field {name!r} has {len(array)} rows, the first field has {count}")
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-    in_one_piece = count == 0 or row_bytes == 0 or array[0].flags.c_contiguous
+    # array[0, ...] is an array where array[0] could be a scalar: that of a string cannot be made from any bytes, and
+    # that of a structure has the flags of the whole.
+    in_one_piece = count == 0 or row_bytes == 0 or array[0, ...].flags.c_contiguous
     stride = array.strides[0] if count > 1 else row_bytes
     if not in_one_piece or stride < row_bytes:
         raise ValueError(

@@ -20,6 +20,7 @@ can be *started* through this object, and the last holder's end unmaps it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import weakref
@@ -38,6 +39,9 @@ from memlane.core.errors import BudgetError, SegmentClosed, SegmentError, Segmen
 from memlane.core.header import CLOSED, Header, mark_closed
 from memlane.core.layout import SIGNAL, Field, FieldSpec, Layout
 from memlane.core.liveness import Peer
+
+Window = tuple[_native.Mapping, int]
+"""A mapping, and the byte in it at which something begins."""
 
 Kind = Literal["anonymous", "named", "file"]
 # How a descriptor travels: as one that a child inherits, or as the sender's pid, start time and descriptor and the
@@ -67,6 +71,7 @@ class Segment:
         except RuntimeError as error:
             os.close(fd)
             raise SegmentError(f"cannot map {header.total_bytes} bytes of {self.label}: {error}") from None
+        self._identity = _identity(fd)
         name_to_remove = path if owned and kind == "named" else None
         self._let_go = weakref.finalize(self, _let_go, fd, self._mapping, name_to_remove, owned, os.getpid())
 
@@ -91,10 +96,13 @@ class Segment:
         if name is not None:
             path = names.path_of(name)
             names.reclaim(path.parent)
-            return cls(_make_file(header, path), header, "named", path, writeable=True, owned=True)
+            names.free(path)
+            rooms = [memory.directory_room(path.parent), memory.machine_room(), memory.group_room()]
+            return cls(_make_file(header, path, rooms), header, "named", path, writeable=True, owned=True)
         if file is not None:
             path = Path(file).absolute()
-            return cls(_make_file(header, path), header, "file", path, writeable=True, owned=True)
+            rooms = [memory.directory_room(path.parent)]
+            return cls(_make_file(header, path, rooms), header, "file", path, writeable=True, owned=True)
         return cls(_make_anonymous(header), header, "anonymous", None, writeable=True, owned=True)
 
     @classmethod
@@ -116,7 +124,8 @@ class Segment:
         except FileNotFoundError:
             raise SegmentMissing(f"there is no segment at {path}; its owner may have closed it") from None
         except OSError as error:
-            raise SegmentError(f"cannot open {path}: {error.strerror}") from error
+            cause = "expected a file, found a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise SegmentError(f"cannot open {path}: {cause}") from error
         return cls._adopt(fd, "file" if name is None else "named", path, writeable, layout)
 
     @classmethod
@@ -171,7 +180,7 @@ class Segment:
         offset = self._header.header_bytes + field.offset
         return _native.Words(self._open_mapping(), offset, field.nbytes // 8, f"words {name!r} of {self.label}")
 
-    def window(self, offset: int, nbytes: int, *, writeable: bool) -> tuple[_native.Mapping, int]:
+    def window(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
         """The mapping, and where in it byte ``offset`` of the fields is; ``nbytes`` from there are checked to exist."""
         mapping = self._open_mapping()
         if not 0 <= offset <= offset + nbytes <= self.layout.nbytes:
@@ -182,10 +191,10 @@ class Segment:
             raise SegmentError(f"{self.label} was attached read-only; attach it with writeable=True to change it")
         return mapping, self._header.header_bytes + offset
 
-    def alias(self, offset: int, nbytes: int, *, writeable: bool) -> _native.Mapping:
-        """A second mapping of a window, which can be retired on its own (see ``Lease``)."""
+    def alias(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
+        """A window of a mapping of its own, which can be retired without the others (see ``Lease``)."""
         _, at = self.window(offset, nbytes, writeable=writeable)
-        return _native.Mapping(self._fd, at, nbytes, writeable)
+        return _native.Mapping(self._fd, at, nbytes, writeable), 0
 
     def _field_of(self, name: str, dtype: np.dtype[Any], dtype_name: str) -> Field:
         field = self.layout[name]
@@ -240,12 +249,7 @@ class Segment:
     def unlink(self) -> None:
         """Take the name or the file away now. Whoever maps the segment keeps it. Again is harmless."""
         if self.path is not None:
-            _unlink_if_ours(self.path, self._identity())
-
-    def _identity(self) -> tuple[int, int]:
-        self._open_mapping()
-        status = os.fstat(self._fd)
-        return status.st_dev, status.st_ino
+            _unlink_if_ours(self.path, self._identity)
 
     def __enter__(self) -> Segment:
         self._open_mapping()
@@ -267,7 +271,7 @@ class Segment:
             handoff = reduction.DupFd(self._fd)
         else:
             me = Peer.current("sender")
-            handoff = (me.pid, me.start, self._fd, *self._identity())
+            handoff = (me.pid, me.start, self._fd, *self._identity)
         return (_rebuild, (handoff, self.kind, self.path, self.writeable))
 
 
@@ -293,8 +297,7 @@ def _fetch(parcel: tuple[int, int, int, int, int], writeable: bool) -> int:
         raise SegmentMissing(f"{lost}{cause}; keep it open there until this side has it") from None
     except OSError as error:
         raise SegmentError(f"{lost}{error.strerror} (is it another user's process?)") from error
-    status = os.fstat(mine)
-    if (status.st_dev, status.st_ino) != (device, inode):
+    if _identity(mine) != (device, inode):
         os.close(mine)
         raise SegmentMissing(f"{lost}it has closed the segment and opened something else since")
     return mine
@@ -313,12 +316,12 @@ def _make_anonymous(header: Header) -> int:
     return fd
 
 
-def _make_file(header: Header, path: Path) -> int:
+def _make_file(header: Header, path: Path, rooms: list[memory.Room | None]) -> int:
     """A file with the header in it and all memory reserved; it gets its name when nothing is left to go wrong."""
     what = f"the segment {path}"
     fd, hidden = names.open_nameless(path.parent)
     try:
-        memory.require(header.total_bytes, what, [memory.directory_room(path.parent)])
+        memory.require(header.total_bytes, what, rooms)
         _reserve(fd, header, what, lambda: memory.directory_room(path.parent))
         names.give_name(fd, hidden, path)
     except BaseException:
@@ -348,9 +351,14 @@ def _let_go(fd: int, mapping: _native.Mapping, name: Path | None, owned: bool, p
         with contextlib.suppress(OSError):
             mark_closed(fd)
             if name is not None:
-                status = os.fstat(fd)
-                _unlink_if_ours(name, (status.st_dev, status.st_ino))
+                _unlink_if_ours(name, _identity(fd))
     os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """What tells one file from another, whatever its names."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _unlink_if_ours(path: Path, identity: tuple[int, int]) -> None:

@@ -1,0 +1,323 @@
+"""What every benchmark shares: taking turns, tables with ratios, and a JSON file that keeps every raw value.
+
+A benchmark is a script that builds ``Contender`` objects, lets them ``race`` in turns, and hands the tables and what
+was expected of them to a ``Report``. All times are nanoseconds for one operation.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.path[0] == __file__.rpartition("/")[0]:
+    # Run as a script (there is nothing to see): this folder's signal.py must not stand in for Python's.
+    sys.path.append(sys.path.pop(0))
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+HERE = Path(__file__).resolve().parent
+BARE = HERE.parent / "build" / "native" / "bare"
+BARE_SECONDS = 120
+BUSY_LOAD = 0.5
+"""Runnable processes besides ours, on average over the last minute, from which on numbers are not to be trusted."""
+
+Kind = Literal["memlane", "peer", "limit"]
+
+
+@dataclass
+class Contender:
+    """One row of a table. ``measure`` makes one round: some nanoseconds per operation, measured one after the other."""
+
+    name: str
+    kind: Kind
+    measure: Callable[[], Sequence[float]]
+    skip: str = ""
+    """Why it cannot run here; empty when it can."""
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        return [value for one in self.rounds for value in one]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values) if self.rounds else math.nan
+
+    @property
+    def middle_half(self) -> tuple[float, float]:
+        """The range that holds the middle half of all values."""
+        if len(self.values) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def best_round(self) -> float:
+        """The median of the fastest round: what the machine allows when it is left alone."""
+        return min(map(statistics.median, self.rounds), default=math.nan)
+
+
+def race(contenders: Sequence[Contender], rounds: int) -> None:
+    """Everybody in turn, ``rounds`` times, so that a noisy minute of the machine hits all alike. Each round begins with
+    another contender, so that nobody always runs in the same one's wake. A peer that fails stays in the table with its
+    error; memlane has to work."""
+    runners = [contender for contender in contenders if not contender.skip]
+    for number in range(rounds):
+        start = number % max(len(runners), 1)
+        for contender in runners[start:] + runners[:start]:
+            if contender.skip:
+                continue
+            _progress(f"round {number + 1} of {rounds}: {contender.name}")
+            try:
+                contender.rounds.append(list(contender.measure()))
+            except Exception as error:
+                if contender.kind == "memlane":
+                    raise
+                contender.skip = f"failed: {type(error).__name__}: {error}"
+                contender.rounds.clear()
+    _progress("")
+
+
+@dataclass
+class Table:
+    """Contenders that did the same work. ``reference`` is the one that the ratios are taken against."""
+
+    title: str
+    reference: str
+    contenders: Sequence[Contender]
+    operation: str
+    """What one operation is, in a few words."""
+    operation_bytes: int = 0
+    """Bytes that one operation moves; when given, there is a column with GB/s."""
+
+    def __getitem__(self, name: str) -> Contender:
+        return next(contender for contender in self.contenders if contender.name == name)
+
+    def text(self) -> str:
+        head = ["", "median", "middle half", "best round", "ratio"] + (["GB/s"] if self.operation_bytes else [])
+        reference = self[self.reference].median
+        lines: list[list[str]] = []
+        notes: list[str] = []
+        for contender in sorted(self.contenders, key=lambda one: (bool(one.skip), one.median)):
+            if contender.skip:
+                notes.append(f"  {contender.name}: not measured, {contender.skip}")
+                continue
+            low, high = contender.middle_half
+            cells = [contender.name, duration(contender.median), f"{duration(low)} .. {duration(high)}"]
+            cells += [duration(contender.best_round), f"{contender.median / reference:.2f}"]
+            if self.operation_bytes:
+                cells.append(f"{self.operation_bytes / contender.median:.2f}")
+            lines.append(cells)
+        widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
+        rows = ["  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)])
+                for line in [head, *lines]]  # fmt: skip
+        rule = "-" * len(rows[0])
+        return "\n".join([self.title, f"time for {self.operation}; ratio: time / time of {self.reference!r}", rule,
+                          rows[0], rule, *rows[1:], *notes])  # fmt: skip
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "operation": self.operation,
+            "operation_bytes": self.operation_bytes,
+            "reference": self.reference,
+            "rows": [
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    "skipped": one.skip,
+                    "median_ns": one.median if one.rounds else None,
+                    "ratio": one.median / self[self.reference].median if one.rounds else None,
+                    "rounds_ns": [[round(value, 1) for value in values] for values in one.rounds],
+                }
+                for one in self.contenders
+            ],
+        }
+
+
+@dataclass
+class Expectation:
+    """What memlane is meant to reach. ``measured`` is None when a contender that it speaks of is missing."""
+
+    text: str
+    measured: float | None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def outcome(self) -> str:
+        if self.measured is None or math.isnan(self.measured):
+            return "not measured"
+        too_low = self.at_least is not None and self.measured < self.at_least
+        too_high = self.at_most is not None and self.measured > self.at_most
+        return "missed" if too_low or too_high else "held"
+
+    def __str__(self) -> str:
+        found = "" if self.measured is None or math.isnan(self.measured) else f" (measured {self.measured:.2f})"
+        return f"{self.outcome.upper():>12}  {self.text}{found}"
+
+
+@dataclass
+class Report:
+    """Tables and expectations of one run; printed as they come, written as JSON at the end."""
+
+    name: str
+    options: argparse.Namespace
+    peers: Sequence[str] = ()
+    tables: list[Table] = field(default_factory=list)
+    expectations: list[Expectation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._begun = time.time()
+        self._load = os.getloadavg()
+        print(f"{machine()['processor']}, {machine()['cores']} cores, {machine()['kernel']}, "
+              f"Python {machine()['python']}, load {self._load[0]:.2f}")  # fmt: skip
+        if self._load[0] > BUSY_LOAD:
+            print("others are using this machine: expect wide ranges, and do not publish these numbers")
+
+    def add(self, table: Table) -> Table:
+        self.tables.append(table)
+        print(f"\n{table.text()}", flush=True)
+        return table
+
+    def expect(self, *expectations: Expectation) -> None:
+        self.expectations += expectations
+
+    def finish(self) -> None:
+        """Print what was expected and what came, and write the JSON: a miss is a result, not an error."""
+        print("\nexpected of memlane:")
+        for expectation in self.expectations:
+            print(f"  {expectation}")
+        path = self.options.json
+        if path is None and not self.options.quick:
+            path = HERE / "results" / f"{self.name}.json"
+        if path is None:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One line per list of numbers: a change of the results can then be read as a diff.
+        text = re.sub(
+            r"\[[-+.\de,\s]+\]", lambda found: " ".join(found[0].split()), json.dumps(self.record(), indent=1)
+        )
+        path.write_text(text + "\n")
+        print(f"\nall values: {path}")
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "benchmark": self.name,
+            "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._begun)),
+            "seconds": round(time.time() - self._begun, 1),
+            "load_before": self._load,
+            "options": {key: value for key, value in vars(self.options).items() if key != "json"},
+            "machine": machine(),
+            "versions": {package: version(package) for package in ("memlane", "numpy", *self.peers)},
+            "tables": [table.record() for table in self.tables],
+            "expectations": [
+                {
+                    "text": one.text,
+                    "measured": one.measured,
+                    "at_least": one.at_least,
+                    "at_most": one.at_most,
+                    "outcome": one.outcome,
+                }
+                for one in self.expectations
+            ],
+        }
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs; numbers mean little")
+    made.add_argument("--json", type=Path, help="where to write all values (default: benchmarks/results/<name>.json, "
+                      "and with --quick nowhere)")  # fmt: skip
+    made.add_argument("--rounds", type=int, help="how often everybody has a turn")
+    return made
+
+
+def ratio(slower: Contender, faster: Contender) -> float | None:
+    """How many times longer ``slower`` took, or None when one of them is missing."""
+    return slower.median / faster.median if slower.rounds and faster.rounds else None
+
+
+# --------------------------------------------------------------------------------------------------- the bare limit
+
+
+def bare_skip() -> str:
+    """Why the bare C figures cannot be had; empty when they can."""
+    return "" if os.access(BARE, os.X_OK) else "build/native/bare is not built (make build/native/.built)"
+
+
+def bare(*arguments: object, core: int | None = None) -> list[float]:
+    """One measurement by the bare C program, which has neither Python nor memlane in it: nanoseconds per operation, one
+    value for each of its blocks."""
+    command = [str(BARE), *map(str, arguments)]
+    if core is not None:
+        command = ["taskset", "-c", str(core), *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BARE_SECONDS, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"bare {arguments} ended with code {done.returncode}: {done.stderr.strip()}")
+    values: list[float] = json.loads(done.stdout)["blocks_ns"]
+    return values
+
+
+# ------------------------------------------------------------------------------------------------- where and with what
+
+
+@cache
+def machine() -> dict[str, Any]:
+    return {
+        "processor": _first_match("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_kib": int((_first_match("/proc/meminfo", "MemTotal") or "0").split()[0]),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "hypervisor": "hypervisor" in (_first_match("/proc/cpuinfo", "flags") or "").split(),
+        "shmem_huge_pages": _read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+        "python": platform.python_version(),
+    }
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def duration(ns: float) -> str:
+    """Three figures and a unit: ``1.23 us``."""
+    unit, size = next(((unit, size) for unit, size in (("ms", 1e6), ("us", 1e3)) if ns >= size), ("ns", 1.0))
+    value = ns / size
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+def _first_match(path: str, key: str) -> str | None:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

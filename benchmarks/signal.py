@@ -1,0 +1,589 @@
+"""How long does a hand-off between two Python processes take, and how long does it take to wake a sleeper?
+
+The first table is a round trip: 64 bytes there, 64 bytes back, bytes object in and bytes object out on both sides. The
+second is one-way: from just before the call that wakes to just after the return of the call that slept.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # behind the standard library, which has a module called signal too
+
+import argparse
+import ctypes
+import functools
+import importlib.util
+import multiprocessing as mp
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, parser, race, ratio
+
+from memlane.core import SIGNAL, Peer, Segment, Signal
+
+PAYLOAD_BYTES = 64
+REST_NS = 200_000
+"""How long a sleeper is left alone before it is woken: longer than any spin, and as long as bare C leaves its own."""
+PAIR_SECONDS = 100
+"""When two processes have not finished by then, they never will."""
+
+# A child that is forked has everything at hand. How processes start makes no difference to any contender afterwards.
+CONTEXT = mp.get_context("fork")
+
+RoundTrips = Callable[[int, bytes], bytes]
+"""Makes so many round trips with a payload; returns the last answer."""
+Echoes = Callable[[int], None]
+
+
+class HandOff(Protocol):
+    """Made in the parent, before the two processes start. Each method is called in its own process."""
+
+    def ping(self, other_pid: int) -> RoundTrips: ...
+    def pong(self, other_pid: int) -> Echoes: ...
+
+
+class Alarm(Protocol):
+    """Made in the parent. The functions get the number of the wake-up, from 1."""
+
+    def sleeper(self) -> Callable[[int], object]: ...
+    def waker(self) -> Callable[[int], object]: ...
+
+
+# ---------------------------------------------------------------------------------------------------------- memlane
+
+
+class MemlaneHandOff:
+    def __init__(self, spin_limit_ns: int | None = None, watch: bool = False) -> None:
+        self.segment = Segment.create(
+            {
+                "there": (SIGNAL, ()),
+                "back": (SIGNAL, ()),
+                "question": ("uint8", PAYLOAD_BYTES),
+                "answer": ("uint8", PAYLOAD_BYTES),
+            }
+        )
+        self.spin_limit_ns = spin_limit_ns
+        self.watch = watch
+
+    def _ends(self, out: str, into: str, other_pid: int) -> tuple[Signal, Callable[[int], int]]:
+        """The signal that this side advances, and the function that waits for the other."""
+        mine, other = self.segment.signal(out), self.segment.signal(into)
+        if self.spin_limit_ns is not None:
+            other.spin_limit_ns = self.spin_limit_ns
+        if self.watch:
+            return mine, functools.partial(other.wait, timeout=10.0, peers=(Peer.of(other_pid),))
+        return mine, other.wait
+
+    def ping(self, other_pid: int) -> RoundTrips:
+        question, answer = self.segment["question"].data, self.segment["answer"].data
+        there, await_answer = self._ends("there", "back", other_pid)
+        add = there.add
+
+        def loop(count: int, payload: bytes) -> bytes:
+            reply = b""
+            done = there.value
+            for number in range(done + 1, done + 1 + count):
+                question[:] = payload
+                add()
+                await_answer(number)
+                reply = bytes(answer)
+            return reply
+
+        return loop
+
+    def pong(self, other_pid: int) -> Echoes:
+        question, answer = self.segment["question"].data, self.segment["answer"].data
+        back, await_question = self._ends("back", "there", other_pid)
+        add = back.add
+
+        def loop(count: int) -> None:
+            done = back.value
+            for number in range(done + 1, done + 1 + count):
+                await_question(number)
+                answer[:] = bytes(question)
+                add()
+
+        return loop
+
+
+class MemlaneAlarm:
+    def __init__(self, spin_limit_ns: int | None = None) -> None:
+        self.segment = Segment.create({"bell": (SIGNAL, ())})
+        self.spin_limit_ns = spin_limit_ns
+
+    def sleeper(self) -> Callable[[int], object]:
+        bell = self.segment.signal("bell")
+        if self.spin_limit_ns is not None:
+            bell.spin_limit_ns = self.spin_limit_ns
+        return bell.wait
+
+    def waker(self) -> Callable[[int], object]:
+        return self.segment.signal("bell").store
+
+
+# --------------------------------------------------------------------------------------------------- multiprocessing
+
+
+class ChannelHandOff:
+    """Anything with a way to send and a way to receive: pipes and queues."""
+
+    def __init__(self, make: Callable[[], tuple[Callable[[bytes], object], Callable[[], bytes]]]) -> None:
+        self.put_question, self.get_question = make()
+        self.put_answer, self.get_answer = make()
+
+    def ping(self, other_pid: int) -> RoundTrips:
+        del other_pid
+        put, get = self.put_question, self.get_answer
+
+        def loop(count: int, payload: bytes) -> bytes:
+            reply = b""
+            for _ in range(count):
+                put(payload)
+                reply = get()
+            return reply
+
+        return loop
+
+    def pong(self, other_pid: int) -> Echoes:
+        del other_pid
+        put, get = self.put_answer, self.get_question
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                put(get())
+
+        return loop
+
+
+def pipe_of_bytes() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    return sender.send_bytes, receiver.recv_bytes
+
+
+def pipe_of_objects() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    return sender.send, receiver.recv
+
+
+def queue() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
+    made: mp.Queue[bytes] = CONTEXT.Queue()
+    return made.put, made.get
+
+
+def simple_queue() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
+    made: mp.SimpleQueue[bytes] = CONTEXT.SimpleQueue()
+    return made.put, made.get
+
+
+class DuplexPipeHandOff(ChannelHandOff):
+    """``Pipe()`` as it comes: one socket pair for both ways, slower than two one-way pipes."""
+
+    def __init__(self) -> None:
+        near, far = CONTEXT.Pipe()
+        self.put_question, self.get_answer = near.send_bytes, near.recv_bytes
+        self.put_answer, self.get_question = far.send_bytes, far.recv_bytes
+
+
+class SemaphoreHandOff:
+    def __init__(self) -> None:
+        self.there, self.back = CONTEXT.Semaphore(0), CONTEXT.Semaphore(0)
+        shared = memoryview(CONTEXT.RawArray(ctypes.c_ubyte, 2 * PAYLOAD_BYTES)).cast("B")
+        self.question, self.answer = shared[:PAYLOAD_BYTES], shared[PAYLOAD_BYTES:]
+
+    def ping(self, other_pid: int) -> RoundTrips:
+        del other_pid
+        question, answer, release, acquire = self.question, self.answer, self.there.release, self.back.acquire
+
+        def loop(count: int, payload: bytes) -> bytes:
+            reply = b""
+            for _ in range(count):
+                question[:] = payload
+                release()
+                acquire()
+                reply = bytes(answer)
+            return reply
+
+        return loop
+
+    def pong(self, other_pid: int) -> Echoes:
+        del other_pid
+        question, answer, release, acquire = self.question, self.answer, self.back.release, self.there.acquire
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                acquire()
+                answer[:] = bytes(question)
+                release()
+
+        return loop
+
+
+class PipeAlarm:
+    def __init__(self) -> None:
+        self.receiver, self.sender = CONTEXT.Pipe(duplex=False)
+
+    def sleeper(self) -> Callable[[int], object]:
+        receive = self.receiver.recv_bytes
+        return lambda _: receive()
+
+    def waker(self) -> Callable[[int], object]:
+        send = self.sender.send_bytes
+        return lambda _: send(b"!")
+
+
+class SemaphoreAlarm:
+    def __init__(self) -> None:
+        self.semaphore = CONTEXT.Semaphore(0)
+
+    def sleeper(self) -> Callable[[int], object]:
+        acquire = self.semaphore.acquire
+        return lambda _: acquire()
+
+    def waker(self) -> Callable[[int], object]:
+        release = self.semaphore.release
+        return lambda _: release()
+
+
+# --------------------------------------------------------------------------------------------------------- iceoryx2
+
+
+class IceoryxPayload(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_uint8 * PAYLOAD_BYTES)]
+
+
+class IceoryxPorts:
+    """One process's ends of the two services. Must be kept: the node's end takes everything else with it."""
+
+    def __init__(self, service: str, out: str, into: str, *, events: bool) -> None:
+        import iceoryx2 as iox2
+
+        iox2.set_log_level(iox2.LogLevel.Error)
+        self.node = iox2.NodeBuilder.new().create(iox2.ServiceType.Ipc)
+        builders = {way: self.node.service_builder(iox2.ServiceName.new(f"{service}/{way}")) for way in (out, into)}
+        samples = {way: one.publish_subscribe(IceoryxPayload).open_or_create() for way, one in builders.items()}
+        self.publisher = samples[out].publisher_builder().create()
+        self.subscriber = samples[into].subscriber_builder().create()
+        _until(lambda: samples[out].dynamic_config.number_of_subscribers > 0)
+        _until(lambda: samples[into].dynamic_config.number_of_publishers > 0)
+        if events:
+            bells = {way: one.event().open_or_create() for way, one in builders.items()}
+            self.notifier = bells[out].notifier_builder().create()
+            self.listener = bells[into].listener_builder().create()
+            _until(lambda: bells[out].dynamic_config.number_of_listeners > 0)
+
+    def sender(self) -> Callable[[bytes], None]:
+        """The cheapest way that the package has: no ctypes object is made, no type is checked again."""
+        loan, move = self.publisher.loan_uninit, ctypes.memmove
+
+        def send(payload: bytes) -> None:
+            sample = loan()
+            move(sample.payload_ptr, payload, PAYLOAD_BYTES)
+            sample.assume_init().send()
+
+        return send
+
+    def taker(self) -> Callable[[Any], bytes]:
+        read = ctypes.string_at
+        return lambda sample: read(sample.payload_ptr, PAYLOAD_BYTES)
+
+
+class IceoryxHandOff:
+    """Publish and subscribe. ``events`` sleeps in a listener until it is notified, otherwise the receiver polls."""
+
+    def __init__(self, *, events: bool) -> None:
+        self.events = events
+        self.service = f"benchmark/{os.getpid()}/{time.monotonic_ns()}"
+
+    def ping(self, other_pid: int) -> RoundTrips:
+        del other_pid
+        ports = IceoryxPorts(self.service, "there", "back", events=self.events)
+        send, receive, take, events = ports.sender(), ports.subscriber.receive, ports.taker(), self.events
+
+        def loop(count: int, payload: bytes) -> bytes:
+            reply = b""
+            for _ in range(count):
+                send(payload)
+                if events:
+                    ports.notifier.notify()
+                while (sample := receive()) is None:
+                    if events:
+                        ports.listener.blocking_wait()
+                reply = take(sample)
+            return reply
+
+        return loop
+
+    def pong(self, other_pid: int) -> Echoes:
+        del other_pid
+        ports = IceoryxPorts(self.service, "back", "there", events=self.events)
+        send, receive, take, events = ports.sender(), ports.subscriber.receive, ports.taker(), self.events
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                while (sample := receive()) is None:
+                    if events:
+                        ports.listener.blocking_wait()
+                send(take(sample))
+                if events:
+                    ports.notifier.notify()
+
+        return loop
+
+
+class IceoryxAlarm:
+    def __init__(self) -> None:
+        self.service = f"benchmark/{os.getpid()}/{time.monotonic_ns()}"
+
+    def sleeper(self) -> Callable[[int], object]:
+        ports = IceoryxPorts(self.service, "back", "there", events=True)
+        ports.listener.try_wait()  # a notifier announces itself when it is made
+
+        def sleep(_: int) -> None:
+            # A listener may come back with nothing: it also wakes for notifications that it has reported before.
+            while not ports.listener.blocking_wait():
+                pass
+
+        return sleep
+
+    def waker(self) -> Callable[[int], object]:
+        ports = IceoryxPorts(self.service, "there", "back", events=True)
+        return lambda _: ports.notifier.notify()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the other side did not come")
+        time.sleep(0.001)
+
+
+# ------------------------------------------------------------------------------------------------------ two processes
+
+Side = Callable[[int, Callable[[], object]], Any]
+"""Runs in a process of its own; gets the other's pid, and a function that returns when both sides have called it."""
+
+
+def in_two_processes(first: Side, second: Side, cores: tuple[int, int] | None) -> Any:
+    """Run the two sides in two new processes and return what the first one returns. New ones each time, because where
+    the kernel happens to place two processes decides much, and lasts."""
+    pids = CONTEXT.RawArray(ctypes.c_int, 2)
+    barrier = CONTEXT.Barrier(2, timeout=30)
+    ends: list[Connection] = []
+    processes = []
+    for index, side in enumerate((first, second)):
+        receiver, sender = CONTEXT.Pipe(duplex=False)
+        core = cores[index] if cores else None
+        process = CONTEXT.Process(target=_run_side, args=(index, side, core, pids, barrier, sender), daemon=True)
+        process.start()
+        sender.close()
+        ends.append(receiver)
+        processes.append(process)
+    try:
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + PAIR_SECONDS
+        while len(results) < 2:
+            open_ends = [end for index, end in enumerate(ends) if index not in results]
+            ready = wait(open_ends, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"the two processes did not finish in {PAIR_SECONDS} s")
+            for end in ready:
+                index = ends.index(end)  # type: ignore[arg-type]
+                try:
+                    fine, result = ends[index].recv()
+                except EOFError:
+                    raise RuntimeError(f"process {index + 1} died without a word") from None
+                if not fine:
+                    raise RuntimeError(result)
+                results[index] = result
+        return results[0]
+    finally:
+        for process, end in zip(processes, ends, strict=True):
+            process.join(timeout=5 if sys.exc_info()[0] is None else 0)
+            if process.is_alive():
+                process.kill()
+            process.join()
+            end.close()
+
+
+def _run_side(index: int, side: Side, core: int | None, pids: Any, barrier: Any, sender: Connection) -> None:
+    try:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        pids[index] = os.getpid()
+        barrier.wait()
+        sender.send((True, side(pids[1 - index], barrier.wait)))
+    except BaseException as error:
+        sender.send((False, f"{type(error).__name__}: {error}"))
+
+
+def round_trips(make: Callable[[], HandOff], blocks: int, trips: int, cores: tuple[int, int] | None) -> list[float]:
+    """Nanoseconds for one round trip, one value for each block of ``trips`` after a block to warm up."""
+    contender = make()
+
+    def ping(other_pid: int, meet: Callable[[], object]) -> list[float]:
+        loop = contender.ping(other_pid)
+        meet()
+        values = []
+        for _ in range(blocks + 1):
+            payload = os.urandom(PAYLOAD_BYTES)
+            begin = time.monotonic_ns()
+            reply = loop(trips, payload)
+            values.append((time.monotonic_ns() - begin) / trips)
+            if reply != payload:
+                raise AssertionError("the answer is not what was asked")
+        return values[1:]
+
+    def pong(other_pid: int, meet: Callable[[], object]) -> None:
+        loop = contender.pong(other_pid)
+        meet()
+        for _ in range(blocks + 1):
+            loop(trips)
+
+    values: list[float] = in_two_processes(ping, pong, cores)
+    return values
+
+
+def wake_ups(make: Callable[[], Alarm], count: int, cores: tuple[int, int] | None) -> list[float]:
+    """Nanoseconds from the waker's call to the sleeper's return, for each of ``count`` wake-ups."""
+    contender = make()
+    warm_up = 5
+    # Both processes read the same clock (CLOCK_MONOTONIC); a time of 0 means not yet.
+    shared = memoryview(CONTEXT.RawArray(ctypes.c_int64, 2 * (count + warm_up))).cast("B").cast("q")
+    called, woken = shared[: count + warm_up], shared[count + warm_up :]
+    now = time.monotonic_ns
+
+    def waker(sleeper_pid: int, meet: Callable[[], object]) -> list[float]:
+        wake = contender.waker()
+        meet()
+        for index in range(count + warm_up):
+            while not ((index == 0 or woken[index - 1]) and _is_asleep(sleeper_pid)):
+                time.sleep(0)
+            # Awake, as bare C does it: a waker that slept itself would be measured with a cold core of its own.
+            rested = now() + REST_NS
+            while now() < rested:
+                pass
+            called[index] = now()
+            wake(index + 1)
+        _until(lambda: woken[count + warm_up - 1] != 0)
+        return [float(end - begin) for begin, end in zip(called, woken, strict=True)][warm_up:]
+
+    def sleeper(_: int, meet: Callable[[], object]) -> None:
+        sleep = contender.sleeper()
+        meet()
+        for index in range(count + warm_up):
+            sleep(index + 1)
+            woken[index] = now()
+            if not called[index]:
+                raise AssertionError("woke before it was called")
+
+    values: list[float] = in_two_processes(waker, sleeper, cores)
+    return values
+
+
+def _is_asleep(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2].startswith(b"S")
+
+
+# ------------------------------------------------------------------------------------------------------------- main
+
+
+def main() -> None:
+    options = _options()
+    cores: tuple[int, int] | None = options.pin
+    report = Report("signal", options, peers=["iceoryx2"])
+    no_iceoryx = "" if importlib.util.find_spec("iceoryx2") else "iceoryx2 is not installed"
+    trips, blocks, wakes = (200, 2, 20) if options.quick else (2000, 5, 100)
+    rounds = options.rounds or (2 if options.quick else 15)
+    # Where the other cannot run until its time slice ends, a poller needs milliseconds for every turn.
+    one_core = cores[0] == cores[1] if cores else machine()["cores"] < 2
+    no_polling = "polling makes no sense on one core" if one_core else ""
+    # It can be kept on one core as a whole, but not with one process here and the other there.
+    no_bare = bare_skip() or ("bare C cannot be pinned to two cores" if cores and not one_core else "")
+
+    def trip(make: Callable[[], HandOff]) -> Callable[[], list[float]]:
+        return lambda: round_trips(make, blocks, trips, cores)
+
+    def limit(*arguments: object) -> Callable[[], list[float]]:
+        return lambda: bare(*arguments, core=cores[0] if cores else None)
+
+    hand_offs = [
+        Contender("memlane", "memlane", trip(MemlaneHandOff)),
+        Contender("memlane, timeout and peer watched", "memlane", trip(lambda: MemlaneHandOff(watch=True))),
+        Contender("memlane, never spins", "memlane", trip(lambda: MemlaneHandOff(spin_limit_ns=0))),
+        Contender("mp.Pipe bytes, two one-way", "peer", trip(lambda: ChannelHandOff(pipe_of_bytes))),
+        Contender("mp.Pipe bytes, duplex", "peer", trip(DuplexPipeHandOff)),
+        Contender("mp.Pipe objects, two one-way", "peer", trip(lambda: ChannelHandOff(pipe_of_objects))),
+        Contender("mp.SimpleQueue", "peer", trip(lambda: ChannelHandOff(simple_queue))),
+        Contender("mp.Queue", "peer", trip(lambda: ChannelHandOff(queue))),
+        Contender("mp.Semaphore and RawArray", "peer", trip(SemaphoreHandOff)),
+        Contender(
+            "iceoryx2, polling", "peer", trip(lambda: IceoryxHandOff(events=False)), skip=no_iceoryx or no_polling
+        ),
+        Contender("iceoryx2, events", "peer", trip(lambda: IceoryxHandOff(events=True)), skip=no_iceoryx),
+        Contender("bare C, spinning", "limit", limit("pingpong_spin", trips * blocks), skip=no_bare or no_polling),
+        Contender("bare C, futex", "limit", limit("pingpong_futex", trips * blocks), skip=no_bare),
+    ]
+    if cores:
+        # A process that may use one core only does not spin unless it is told to.
+        hand_offs.append(
+            Contender("memlane, told to spin 50 us", "memlane", trip(lambda: MemlaneHandOff(spin_limit_ns=50_000)))
+        )
+    race(hand_offs, rounds)
+    table = Table("hand-off", "memlane", hand_offs, f"a round trip of {PAYLOAD_BYTES} bytes each way")
+    report.add(table)
+    pipes = [one for one in hand_offs if one.name.startswith("mp.Pipe")]
+    report.expect(
+        Expectation(
+            "a round trip is at least 5 times faster than the best mp.Pipe",
+            ratio(min(pipes, key=lambda one: one.median), table["memlane"]),
+            at_least=5,
+        )
+    )
+
+    def wake(make: Callable[[], Alarm]) -> Callable[[], list[float]]:
+        return lambda: wake_ups(make, wakes, cores)
+
+    alarms = [
+        Contender("memlane", "memlane", wake(MemlaneAlarm)),
+        Contender("memlane, never spins", "memlane", wake(lambda: MemlaneAlarm(spin_limit_ns=0))),
+        Contender("mp.Pipe bytes", "peer", wake(PipeAlarm)),
+        Contender("mp.Semaphore", "peer", wake(SemaphoreAlarm)),
+        Contender("iceoryx2, events", "peer", wake(IceoryxAlarm), skip=no_iceoryx),
+        Contender("bare C, futex", "limit", limit("wake", wakes), skip=no_bare),
+    ]
+    race(alarms, rounds)
+    table = Table("waking an idle sleeper", "memlane", alarms, "the way from the waker's call to the sleeper's return")
+    report.add(table)
+    report.expect(
+        Expectation(
+            "waking a sleeper takes at most 2 times as long as in bare C",
+            ratio(table["memlane"], table["bare C, futex"]),
+            at_most=2,
+        )
+    )
+    report.finish()
+
+
+def _options() -> argparse.Namespace:
+    made = parser(__doc__.splitlines()[0])
+    made.add_argument("--pin", nargs="?", const="", metavar="CORE,CORE", type=_two_cores,
+                      help="keep the two processes on two cores (default: the first two that we may use)")  # fmt: skip
+    return made.parse_args()
+
+
+def _two_cores(given: str) -> tuple[int, int]:
+    if given:
+        first, second = map(int, given.split(","))
+        return first, second
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[0], allowed[min(1, len(allowed) - 1)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+// What the binding files share: errors of memlane's own classes, checks, and the loop around every wait.
+#pragma once
+
+#include <cmath>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "clock.hpp"
+#include "mapping.hpp"
+#include "signal.hpp"
+
+namespace nb = nanobind;
+
+namespace memlane {
+
+using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] inline void raise(const char *error, const std::string &message) {
+    nb::object type = nb::module_::import_("memlane.core.errors").attr(error);
+    PyErr_SetObject(type.ptr(), nb::str(message.c_str(), message.size()).ptr());
+    throw nb::python_error();
+}
+
+inline void require_open(const Mapping &mapping, const std::string &label) {
+    if (mapping.closed()) [[unlikely]]
+        raise("SegmentClosed", label + " was used after its segment was closed; use it before close(), or attach again");
+}
+
+inline void require_writeable(const Mapping &mapping, const std::string &label) {
+    if (!mapping.writeable()) [[unlikely]]
+        raise("SegmentError", label + " lies in a segment that was attached read-only; attach it with writeable=True to change it");
+}
+
+// A cell of `bytes` bytes, aligned to `alignment`, at `offset`.
+inline std::byte *place(const Mapping &mapping, std::size_t offset, std::size_t bytes, std::size_t alignment,
+                 const std::string &label) {
+    if (offset > mapping.bytes() || bytes > mapping.bytes() - offset || offset % alignment != 0)
+        raise("SegmentError", label + " needs " + std::to_string(bytes) + " bytes at a multiple of " +
+                                  std::to_string(alignment) + ", but was placed at offset " + std::to_string(offset) +
+                                  " of a mapping of " + std::to_string(mapping.bytes()) + " bytes");
+    return mapping.data() + offset;
+}
+
+// A wait as Python sees it. `step` waits without the GIL for a slice at most; between slices Ctrl-C is looked at, and
+// whether the segment was closed. `wanted` says in words what was waited for.
+template <class Step, class Wanted>
+std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, std::optional<double> timeout,
+                            nb::handle peers, Spin &learned, Step step, Wanted wanted) {
+    std::int64_t deadline_ns = forever_ns;
+    if (timeout) {
+        if (!(*timeout >= 0))
+            throw nb::value_error("timeout must be None (wait for ever) or a number of seconds, 0 or more");
+        if (*timeout < 1e9)
+            deadline_ns = now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9));
+    }
+    const auto waited = [&] { return "waited" + (timeout ? nb::cast<std::string>(nb::str(" {:g} s").attr("format")(*timeout)) : "") + " for " + wanted(); };
+    if (timeout && *timeout == 0)
+        raise("WaitTimeout", waited());
+    std::vector<nb::object> watched;
+    std::vector<int> pidfds;
+    for (nb::handle peer : peers) {
+        watched.push_back(nb::borrow(peer));
+        pidfds.push_back(nb::cast<int>(peer.attr("fileno")()));
+    }
+    // A spin learns from its own waits and belongs to one thread; two Python threads may share a handle.
+    Spin spin = learned;
+    for (;;) {
+        WaitResult result;
+        {
+            nb::gil_scoped_release release;
+            result = step(deadline_ns, std::span<const int>(pidfds), spin);
+        }
+        learned = spin;
+        switch (result.end) {
+        case WaitEnd::reached:
+            return result.value;
+        case WaitEnd::timed_out:
+            raise("WaitTimeout", waited());
+        case WaitEnd::peer_died: {
+            nb::object error = watched[static_cast<std::size_t>(result.peer)].attr("error")("waited for " + wanted());
+            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
+            throw nb::python_error();
+        }
+        case WaitEnd::paused:
+            if (PyErr_CheckSignals() != 0)
+                throw nb::python_error();
+            require_open(mapping, label);
+        }
+    }
+}
+
+} // namespace memlane

@@ -1,0 +1,84 @@
+// A child process that runs one machine instruction at a time, so that a test can kill it, or hold it, at every one of them.
+//
+// What a random instant hits once in a million runs is hit for certain, in every run. x86-64 only: elsewhere an atomic
+// exchange can be a loop of instructions that never ends when each is interrupted.
+#pragma once
+
+#if defined(__x86_64__)
+
+#include <algorithm>
+#include <stdexcept>
+
+#include <sys/ptrace.h>
+
+#include "check.hpp"
+#include "process.hpp"
+#include "processes.hpp"
+#include "words.hpp"
+
+class Stepped {
+  public:
+    // `body` is given the process that it runs in. Held before instruction `at`, or before the last.
+    template <class Body>
+    explicit Stepped(Body body, int at = 0)
+        : child_([this, &body] {
+              const std::int64_t me = memlane::this_process();
+              CHECK_EQ(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr), 0);
+              raise(SIGSTOP); // from here on the parent steps
+              body(me);
+              memlane::publish(*over_, 1);
+          }) {
+        await_stop();
+        for (int i = 0; i < at; ++i)
+            step();
+    }
+
+    // Runs one instruction, and says whether the body goes on after it.
+    bool step() {
+        if (memlane::see(*over_) != 0)
+            return false;
+        ptrace(PTRACE_SINGLESTEP, child_.pid(), nullptr, nullptr);
+        await_stop();
+        return memlane::see(*over_) == 0;
+    }
+    // Runs it to its end and returns its exit code.
+    int finish() {
+        ptrace(PTRACE_DETACH, child_.pid(), nullptr, nullptr);
+        return child_.join();
+    }
+    void kill() {
+        child_.kill(SIGKILL);
+        child_.join();
+    }
+
+  private:
+    void await_stop() {
+        int status = 0;
+        if (waitpid(child_.pid(), &status, 0) != child_.pid() || !WIFSTOPPED(status))
+            throw std::runtime_error("a stepped child ended, or may not be traced here");
+    }
+
+    Shared<memlane::Word> over_;
+    Child child_;
+};
+
+// Prepares, lets a child begin `body`, and calls `act` with the child held before an instruction of it and that one's number;
+// for each one in turn, or for `most` that are evenly spread where there are more.
+template <class Prepare, class Body, class Act>
+void at_every_instruction(Prepare prepare, Body body, Act act, int most = 1000) {
+    prepare();
+    body(memlane::this_process()); // once here: the first call of a function looks it up, in thousands of instructions that are not ours
+    prepare();
+    int length = 0;
+    for (Stepped whole(body); whole.step();)
+        ++length;
+    if(getenv("LEN")) fprintf(stderr,"length %d\n",length);
+    const int stride = 1 + length / std::max(1, check::times(most));
+    for (int at = 0; at <= length; at += stride) {
+        prepare();
+        Stepped child(body, at);
+        act(child, at);
+    }
+}
+
+#endif

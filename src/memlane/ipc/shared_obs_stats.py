@@ -1,0 +1,129 @@
+"""SharedObsNormStats: the statistics that collectors normalise observations with, from the learner.
+
+The preset face of ``weights.Weights`` for small values whose shapes are not known when it is made. ``put`` and ``get``
+never block, however often one side calls and whether or not the other does: what was put last is what is got. For the
+way up, where several collectors count what they see, there is ``stats.Stats``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlane.core import Layout
+from memlane.ipc.tensors import Tensor, layout_of
+from memlane.ipc.weights import Weights
+
+_DESCRIPTION_BYTES = 8192
+
+
+class SharedObsNormStats:
+    """The latest statistics: a tuple such as ``(mean, std)``, or a dict, of arrays, tensors or numbers; up to
+    ``capacity_bytes`` in all.
+
+    ``ctx``, the multiprocessing context, is accepted and not needed: the object goes into a child under any of them.
+    """
+
+    def __init__(self, ctx: Any = None, *, capacity_bytes: int = 1 << 20) -> None:
+        del ctx
+        if capacity_bytes < 1:
+            raise ValueError(f"capacity_bytes must be 1 or more, found {capacity_bytes}")
+        self._weights = Weights(_block(capacity_bytes))
+
+    @classmethod
+    def segment_layout(cls, capacity_bytes: int = 1 << 20) -> Layout:
+        """What the statistics take from the machine, before they are made."""
+        return Weights.segment_layout(_block(capacity_bytes))
+
+    def put(self, stats: tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]) -> None:
+        """Make ``stats`` the latest."""
+        named = dict(stats) if isinstance(stats, Mapping) else {str(i): value for i, value in enumerate(stats)}
+        kinds = [_kind(name, value) for name, value in named.items()]
+        values = {name: np.asarray(value) if kind == "number" else value
+                  for (name, value), kind in zip(named.items(), kinds, strict=True)}  # fmt: skip
+        layout = layout_of(values)
+        content = np.empty(layout.nbytes, np.uint8)
+        for name, view in layout.views(content.data).items():
+            view[...] = _as_array(values[name])
+        description = [isinstance(stats, Mapping), kinds, layout.to_bytes().decode()]
+        self._publish(np.frombuffer(json.dumps(description).encode(), np.uint8), content)
+
+    def get(self) -> tuple[Tensor, ...] | dict[str, Tensor] | None:
+        """The latest statistics, of the kinds that were put; None until the first."""
+        found = self._read()
+        if found is None:
+            return None
+        description, content = found
+        is_dict, kinds, layout = json.loads(description.tobytes())
+        views = Layout.from_bytes(layout.encode()).views(content.data)
+        values = {name: _as_kind(kind, view) for (name, view), kind in zip(views.items(), kinds, strict=True)}
+        return values if is_dict else tuple(values.values())
+
+    def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
+        for what, used, field in (("description", description, "description"), ("content", content, "content")):
+            room = self._weights.layout[field].nbytes
+            if used.nbytes > room:
+                raise ValueError(f"the {what} of the statistics takes {used.nbytes} bytes, there is room for {room}")
+        self._weights.publish_some(
+            {"lengths": np.array([description.nbytes, content.nbytes]), "description": description, "content": content}
+        )
+
+    def _read(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
+        """Lengths first, then all of one version; once more if that version turns out to have other lengths."""
+        lengths = np.zeros(2, np.int64)
+        if self._weights.read_some({"lengths": lengths}) == 0:
+            return None
+        while True:
+            expected = lengths.copy()
+            description, content = (np.empty(length, np.uint8) for length in expected)
+            self._weights.read_some({"lengths": lengths, "description": description, "content": content})
+            if (lengths == expected).all():
+                return description, content
+
+    def close(self) -> None:
+        """Let the memory go. Again is harmless."""
+        self._weights.close()
+
+    def __enter__(self) -> SharedObsNormStats:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _block(capacity_bytes: int) -> Layout:
+    return Layout(
+        {
+            "lengths": ("int64", 2),
+            "description": ("uint8", _DESCRIPTION_BYTES),
+            "content": ("uint8", capacity_bytes),
+        }
+    )
+
+
+def _kind(name: str, value: Tensor) -> str:
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, np.ndarray | np.generic):
+        return "array"
+    if hasattr(value, "data_ptr"):
+        return "tensor"
+    raise TypeError(f"statistic {name!r} must be an array, a tensor or a number, found {type(value).__name__}")
+
+
+def _as_array(value: Tensor) -> NDArray[Any]:
+    return np.asarray(value.detach().cpu()) if hasattr(value, "data_ptr") else np.asarray(value)
+
+
+def _as_kind(kind: str, array: NDArray[Any]) -> Tensor:
+    if kind == "number":
+        return array.item()
+    if kind == "array":
+        return array.copy()
+    import torch
+
+    return torch.from_numpy(array.copy())

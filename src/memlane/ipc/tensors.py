@@ -1,0 +1,127 @@
+"""Tensors: numpy arrays and torch tensors as bytes with a name, a dtype and a shape. torch is never imported here: a
+tensor is recognised by what it can do.
+
+numpy has no bfloat16 and no float8. Such a tensor is described as a record of one unsigned integer that carries the
+dtype's name, so its bits travel unchanged and another process can tell it from a plain integer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from memlane import _native
+from memlane.core import Layout
+from memlane.core.layout import Field, FieldSpec
+
+Tensor = Any
+"""A numpy array or a torch tensor."""
+
+_SHARED_NAMES = {
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+    "float16", "float32", "float64", "complex64", "complex128",
+}  # fmt: skip
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """The layout that holds these tensors, bit for bit."""
+    return Layout({name: _spec(name, tensor) for name, tensor in tensors.items()})
+
+
+class Parts:
+    """Where the bytes of some tensors are, and where in a block of ``layout`` they belong: what one native copy takes.
+
+    Looked up once and kept for as long as ``fits`` says that it is the same tensors in the same places. A tensor
+    without a plain address (on another device, or not contiguous) goes through a contiguous twin.
+    """
+
+    __slots__ = ("_addresses", "_movable", "_names", "_tensors", "_twins", "native")
+
+    def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], role: str, *, writeable: bool) -> None:
+        if tensors.keys() != layout.fields.keys():
+            missing = [name for name in layout.fields if name not in tensors]
+            unknown = [name for name in tensors if name not in layout]
+            raise KeyError(f"{role} must have the names of the layout; missing {missing}, unknown {unknown}")
+        self._names = list(tensors)
+        self._tensors = list(tensors.values())
+        self._twins: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[int, int, int]] = []
+        for name, tensor in tensors.items():
+            field = layout[name]
+            _check(field, name, tensor, role)
+            if writeable and isinstance(tensor, np.ndarray | np.generic) and not tensor.flags.writeable:
+                raise ValueError(f"{role}[{name!r}] is read-only")
+            source = tensor
+            if not _is_plain(tensor):
+                source = _twin(tensor)
+                self._twins.append((tensor, source))
+            parts.append((field.offset, _address(source), field.nbytes))
+        self.native = _native.Parts(parts)
+        # An array's address never changes while somebody else (we) refers to it; a torch tensor's can.
+        self._movable = [tensor for tensor in self._tensors if not isinstance(tensor, np.ndarray | np.generic)]
+        self._addresses = list(map(_address, self._movable))
+
+    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether these are the same tensors in the same places."""
+        return (
+            len(tensors) == len(self._tensors)
+            and all(map(operator.is_, tensors.values(), self._tensors))
+            and list(map(_address, self._movable)) == self._addresses
+            and list(tensors) == self._names
+        )
+
+    def before_publish(self) -> None:
+        for tensor, twin in self._twins:
+            _copy(twin, tensor)
+
+    def after_read(self) -> None:
+        for tensor, twin in self._twins:
+            _copy(tensor, twin)
+
+
+def _spec(name: str, tensor: Tensor) -> FieldSpec:
+    if isinstance(tensor, np.ndarray | np.generic):
+        return tensor.dtype, tensor.shape
+    if not hasattr(tensor, "data_ptr"):
+        raise TypeError(f"{name!r} must be a numpy array or a torch tensor, found {type(tensor).__name__}")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype in _SHARED_NAMES:
+        return dtype, tuple(tensor.shape)
+    return [(dtype, f"u{tensor.element_size()}")], tuple(tensor.shape)
+
+
+def _check(field: Field, name: str, tensor: Tensor, role: str) -> None:
+    (found,) = Layout({name: _spec(name, tensor)})
+    if found.dtype != field.dtype:
+        raise TypeError(f"{role}[{name!r}] must have dtype {field.dtype}, found {found.dtype}")
+    if found.shape != field.shape:
+        raise ValueError(f"{role}[{name!r}] must have shape {list(field.shape)}, found {list(found.shape)}")
+
+
+def _address(tensor: Tensor) -> int:
+    if isinstance(tensor, np.ndarray):
+        return tensor.__array_interface__["data"][0]  # type: ignore[no-any-return]
+    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else 0
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if isinstance(tensor, np.ndarray):
+        return tensor.flags.c_contiguous
+    return not isinstance(tensor, np.generic) and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """A contiguous tensor in this process's memory, of the same shape and dtype."""
+    if isinstance(tensor, np.ndarray | np.generic):
+        return np.empty(tensor.shape, tensor.dtype)
+    return tensor.detach().new_empty(tensor.shape, device="cpu")
+
+
+def _copy(to: Tensor, source: Tensor) -> None:
+    if isinstance(to, np.ndarray):
+        np.copyto(to, source)
+    else:
+        to.detach().copy_(source.detach())

@@ -1,0 +1,101 @@
+"""Each benchmark runs, measures everybody who is installed, and writes it all down. What it measures is not judged."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# On one core, whoever polls is left out: it would wait for time slices.
+POLLERS_RUN = len(os.sched_getaffinity(0)) > 1
+MISSING = [
+    name
+    for name, there in {
+        "bare C": POLLERS_RUN and os.access(ROOT / "build" / "native" / "bare", os.X_OK),
+        "iceoryx2": POLLERS_RUN and importlib.util.find_spec("iceoryx2") is not None,
+    }.items()
+    if not there
+]
+
+
+@pytest.fixture(scope="module", params=["signal", "rows"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
+    """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
+    path = tmp_path_factory.mktemp(request.param) / "values.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{request.param}.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return request.param, done.stdout, json.loads(path.read_text())
+
+
+WANTED = {
+    "signal": {
+        "hand-off": ["memlane", "mp.Pipe", "mp.Queue", "mp.SimpleQueue", "mp.Semaphore", "iceoryx2", "bare C"],
+        "waking an idle sleeper": ["memlane", "mp.Pipe", "mp.Semaphore", "iceoryx2", "bare C"],
+    },
+    "rows": {
+        "packed rows of 168 bytes, batch 256": ["memlane", "np.take", "table[indices]", "bare C"],
+        "packed rows of 168 bytes, batch 4096": ["memlane", "np.take", "table[indices]", "bare C"],
+        "images of 84 x 84 bytes, batch 256": ["memlane", "np.take", "table[indices]", "bare C"],
+        "images of 84 x 84 bytes, batch 4096": ["memlane", "np.take", "table[indices]", "bare C"],
+        "five fields in arrays of their own, batch 4096": ["memlane", "np.take", "field[indices]"],
+        "five fields out of packed rows, batch 4096": ["memlane", "np.take", "table[field]"],
+        "packed rows into the table, batch 4096": ["memlane", "np.put", "table[indices]"],
+    },
+}
+
+
+def test_every_table_has_a_measured_row_for_everybody_who_is_installed(run: tuple[str, str, dict[str, Any]]) -> None:
+    name, _, record = run
+    tables = {table["title"]: table["rows"] for table in record["tables"]}
+    assert list(tables) == list(WANTED[name])
+    for title, contenders in WANTED[name].items():
+        for contender in contenders:
+            rows = [row for row in tables[title] if row["name"].startswith(contender)]
+            assert rows, f"nobody called {contender} in {title!r}"
+            for row in rows:
+                assert row["skipped"] == "" or contender in MISSING, f"{row['name']} in {title!r}: {row['skipped']}"
+
+
+def test_every_measured_row_keeps_the_values_that_its_median_comes_from(run: tuple[str, str, dict[str, Any]]) -> None:
+    for table in run[2]["tables"]:
+        for row in table["rows"]:
+            values = sorted(value for one in row["rounds_ns"] for value in one)
+            if row["skipped"]:
+                assert values == []
+                continue
+            assert len(row["rounds_ns"]) == 2, f"{row['name']} had {len(row['rounds_ns'])} turns of 2"
+            middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+            assert values[0] > 0
+            assert math.isclose(row["median_ns"], middle, rel_tol=0.01, abs_tol=0.1)
+
+
+def test_every_expectation_is_printed_with_its_outcome(run: tuple[str, str, dict[str, Any]]) -> None:
+    _, printed, record = run
+    assert record["expectations"]
+    for expectation in record["expectations"]:
+        assert expectation["outcome"] in ("held", "missed", "not measured")
+        (line,) = [line for line in printed.splitlines() if expectation["text"] in line]
+        assert expectation["outcome"].upper() in line
+        measured = expectation["measured"]
+        assert (measured is None) == (expectation["outcome"] == "not measured")
+        if measured is not None:
+            too_low = expectation["at_least"] is not None and measured < expectation["at_least"]
+            too_high = expectation["at_most"] is not None and measured > expectation["at_most"]
+            assert (expectation["outcome"] == "missed") == (too_low or too_high)
+
+
+def test_the_record_names_machine_and_versions(run: tuple[str, str, dict[str, Any]]) -> None:
+    record = run[2]
+    assert record["machine"]["cores"] >= 1
+    assert record["machine"]["processor"]
+    assert record["versions"]["memlane"]
+    assert record["versions"]["numpy"]

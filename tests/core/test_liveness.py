@@ -1,0 +1,389 @@
+"""Liveness: the dead are told from the living, and take along whoever asked for it."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import FIELDS, METHODS, PATIENCE, child, dead_peer, ring_when_tied, script, sleep_forever, wait_for
+
+from memlane.core import Life, Peer, PeerDied, Roster, Segment, SegmentError, die_with
+from memlane.core.liveness import signal_name
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def victim() -> Iterator[Peer]:
+    """A child that sleeps until somebody kills it."""
+    with child(sleep_forever) as process:
+        peer = Peer.of(process.pid or 0, "victim")
+        yield peer
+        process.kill()
+
+
+# ----------------------------------------------------------------------------------------------------------------- life
+
+
+def test_this_process_is_alive() -> None:
+    assert Peer.current().life is Life.ALIVE
+
+
+def test_a_sleeping_child_is_alive(victim: Peer) -> None:
+    assert (victim.life, victim.alive) == (Life.ALIVE, True)
+
+
+def test_a_stopped_child_is_alive(victim: Peer) -> None:
+    os.kill(victim.pid, signal.SIGSTOP)
+    assert victim.alive
+    assert not victim.wait(0.05)
+
+
+def test_a_killed_child_that_nobody_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
+    assert wait_for(lambda: victim.life is Life.ZOMBIE)
+    assert not victim.alive
+    os.kill(victim.pid, 0)  # what others use as a test of life finds nothing wrong
+
+
+def test_a_child_that_was_collected_is_dead() -> None:
+    assert dead_peer().life is Life.DEAD
+
+
+def test_a_pid_with_another_start_time_is_recycled() -> None:
+    me = Peer.current()
+    other = Peer(me.pid, me.start - 1)
+    assert (other.life, other.alive) == (Life.RECYCLED, False)
+
+
+def test_a_process_with_an_odd_name_is_read_right() -> None:
+    """Its name stands in the middle of its stat file and may look like the rest of it."""
+    code = "import time; open('/proc/self/comm', 'w').write(') Z 1 (x'); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        peer = Peer.of(process.pid)
+        try:
+            assert Path(f"/proc/{process.pid}/comm").read_text() == ") Z 1 (x\n"
+            assert (peer.life, peer.start) == (Life.ALIVE, Peer.of(process.pid).start)
+            assert peer.start >= Peer.current().start
+        finally:
+            process.kill()
+
+
+def test_there_is_no_peer_without_a_process() -> None:
+    pid = dead_peer().pid
+    with pytest.raises(PeerDied, match=f"no process with pid {pid}"):
+        Peer.of(pid)
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**22, 2**40, 2**64])
+def test_a_number_that_no_process_can_have_is_dead_in_every_way(pid: int) -> None:
+    peer = Peer(pid, 1)
+    assert peer.life is Life.DEAD
+    assert peer.wait(0)
+
+
+def test_a_forked_child_knows_itself_and_not_its_parent() -> None:
+    here, there = mp.Pipe(duplex=False)
+    me = Peer.current()
+    with child(send_self, there) as process:
+        other = here.recv()
+    assert (other.pid, other == me) == (process.pid, False)
+
+
+def send_self(pipe: object) -> None:
+    pipe.send(Peer.current())  # type: ignore[attr-defined]
+
+
+# ------------------------------------------------------------------------------------------------------------- the word
+
+
+@given(st.integers(1, 2**22 - 1), st.integers(0, 2**41 - 1))
+def test_a_peer_fits_into_an_atomic_word(pid: int, start: int) -> None:
+    peer = Peer(pid, start)
+    assert 0 < peer.word < 2**63
+    assert Peer.from_word(peer.word) == peer
+
+
+@given(
+    st.tuples(st.integers(1, 2**22 - 1), st.integers(0, 2**41 - 1)),
+    st.tuples(st.integers(1, 2**22 - 1), st.integers(0, 2**41 - 1)),
+)
+def test_two_peers_have_the_same_word_only_if_they_are_the_same(one: tuple[int, int], two: tuple[int, int]) -> None:
+    assert (Peer(*one).word == Peer(*two).word) == (one == two) == (Peer(*one) == Peer(*two))
+
+
+def test_equal_peers_have_equal_hashes() -> None:
+    assert len({Peer(5, 6, "a"), Peer(5, 6, "b"), Peer(5, 7)}) == 2
+
+
+def test_a_peer_pickles_without_its_descriptor() -> None:
+    me = Peer.current("learner")
+    me.fileno()
+    again = pickle.loads(pickle.dumps(me))
+    assert (again, again.name, again._pidfd) == (me, "learner", None)
+
+
+# ------------------------------------------------------------------------------------------------------------- watching
+
+
+def test_its_descriptor_becomes_readable_at_its_death(victim: Peer) -> None:
+    poll = select.poll()
+    poll.register(victim, select.POLLIN)
+    assert poll.poll(0) == []
+    os.kill(victim.pid, signal.SIGKILL)
+    assert poll.poll(PATIENCE * 1000) != []
+
+
+def test_waiting_for_a_death_says_whether_it_came(victim: Peer) -> None:
+    assert not victim.wait(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert victim.wait(PATIENCE)
+
+
+def test_waiting_for_a_death_without_a_limit_ends_with_it(victim: Peer) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
+    assert victim.wait()
+
+
+def test_the_long_dead_need_not_be_waited_for() -> None:
+    assert dead_peer().wait(0)
+
+
+def test_the_namesake_of_a_dead_process_is_not_watched_in_its_place() -> None:
+    me = Peer.current()
+    assert Peer(me.pid, me.start - 1).wait(0)
+
+
+def test_closing_gives_the_descriptor_back(victim: Peer) -> None:
+    descriptor = victim.fileno()
+    victim.close()
+    victim.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_forgotten_peer_gives_its_descriptor_back(victim: Peer) -> None:
+    other = Peer.of(victim.pid)
+    descriptor = other.fileno()
+    del other
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+# ----------------------------------------------------------------------------------------------------------- obituaries
+
+
+def exit_with(code: int) -> None:
+    os._exit(code)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "SIGKILL (by hand, or the kernel was out of memory)"),
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGSEGV, "SIGSEGV (an invalid memory access, most likely in native code)"),
+    ],
+)
+def test_the_obituary_of_a_child_names_the_signal_and_its_likely_reason(number: signal.Signals, words: str) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        victim = Peer.of(process.pid, "victim")
+        process.send_signal(number)
+        victim.wait(PATIENCE)
+        assert victim.obituary() == f"victim (pid {victim.pid}) was killed by {words}"
+
+
+def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
+    process = mp.get_context("fork").Process(target=exit_with, args=(3,))
+    process.start()
+    peer = Peer.of(process.pid or 0, "worker 3")
+    peer.wait(PATIENCE)
+    assert peer.obituary() == f"worker 3 (pid {process.pid}) exited with code 3"
+    process.join()
+
+
+def test_an_obituary_leaves_the_exit_status_to_whoever_collects_it(victim: Peer) -> None:
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait(PATIENCE)
+    victim.obituary()
+    assert os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT).si_status == signal.SIGKILL  # type: ignore[union-attr]
+
+
+def test_the_obituary_of_a_stranger_says_that_it_died() -> None:
+    peer = dead_peer("stranger")
+    assert peer.obituary() == f"stranger (pid {peer.pid}) died"
+
+
+def test_there_is_no_obituary_for_the_living() -> None:
+    assert Peer.current("me").obituary() == f"me (pid {os.getpid()}) is alive"
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert signal_name(250) == "signal 250"
+
+
+# ---------------------------------------------------------------------------------------------------------------- dying
+
+
+PARENT = """
+    import sys
+    from support import parent_of_tied_child
+    name, method, grace, stubborn = sys.argv[1:]
+    parent_of_tied_child(name, method, float(grace), stubborn == "True")
+"""
+
+
+@pytest.mark.parametrize("stubborn", [False, True], ids=["SIGTERM is enough", "SIGTERM is ignored"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("shm_dir")
+def test_the_death_of_the_parent_ends_the_child_within_a_second(method: str, stubborn: bool) -> None:
+    with Segment.create(FIELDS, name="board") as board, script(PARENT, "board", method, 0.2, stubborn) as parent:
+        try:
+            board.signal("bell").wait(1, timeout=PATIENCE, peers=[Peer.of(parent.pid, "parent")])
+        finally:
+            parent.kill()
+            killed = time.monotonic()
+        tied = Peer.of(int(board["count"][0]), "child")
+        gone = tied.wait(PATIENCE)
+        seconds = time.monotonic() - killed
+        if not gone:
+            os.kill(tied.pid, signal.SIGKILL)
+    assert gone
+    assert seconds < 1
+
+
+def test_sigterm_comes_first_and_leaves_time_to_clean_up() -> None:
+    """The child catches SIGTERM and rings; SIGKILL would not have let it."""
+    with Segment.create(FIELDS) as board:
+        with child(sleep_forever) as master, child(tied_and_tidy, Peer.of(master.pid or 0), board) as tidy:
+            board.signal("bell", 0).wait(1, timeout=PATIENCE)
+            master.kill()
+            board.signal("bell", 1).wait(1, timeout=PATIENCE)
+            assert Peer.of(tidy.pid or 0).wait(PATIENCE)
+        assert tidy.exitcode == 0
+
+
+def tied_and_tidy(master: Peer, board: Segment) -> None:
+    def clean_up(*_: object) -> None:
+        board.signal("bell", 1).add()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, clean_up)
+    die_with(master, grace=PATIENCE)
+    board.signal("bell", 0).add()
+    sleep_forever()
+
+
+def test_tying_to_the_dead_ends_at_once() -> None:
+    with Segment.create(FIELDS) as board, child(ring_when_tied, dead_peer(), 0.0, True, board) as process:
+        assert Peer.of(process.pid or 0).wait(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_the_tied_live_as_long_as_their_master(victim: Peer, board: Segment) -> None:
+    with child(ring_when_tied, victim, 0.0, False, board, may_die_of=signal.SIGTERM) as process:
+        board.signal("bell").wait(1, timeout=PATIENCE)
+        assert not Peer.of(process.pid or 0).wait(0.3)
+        os.kill(victim.pid, signal.SIGKILL)
+        assert Peer.of(process.pid or 0).wait(1)
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan")])
+def test_a_grace_must_be_a_number_of_seconds(grace: float) -> None:
+    with pytest.raises(ValueError, match=f"grace must be a number of seconds, 0 or more, found {grace}"):
+        die_with(Peer.current(), grace)
+
+
+# --------------------------------------------------------------------------------------------------------------- roster
+
+
+@pytest.fixture
+def board() -> Iterator[Segment]:
+    with Segment.create({**FIELDS, "places": ("int64", 6)}) as segment:
+        yield segment
+
+
+def test_whoever_joins_is_listed_at_its_place(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    place = roster.join()
+    assert roster.peers() == {place: Peer.current()}
+
+
+def test_whoever_leaves_is_not_listed(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    roster.leave(roster.join())
+    assert roster.peers() == {}
+
+
+def test_leaving_again_is_harmless_to_a_successor(board: Segment, victim: Peer) -> None:
+    roster = Roster(board.words("places"))
+    place = roster.join()
+    roster.leave(place)
+    assert roster.join(victim) == place
+    roster.leave(place)
+    assert roster.peers() == {place: victim}
+
+
+def test_the_dead_stay_listed_so_that_somebody_notices(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    dead = dead_peer()
+    assert roster.peers() == {} != {roster.join(dead): dead} == roster.peers()
+
+
+def test_the_place_of_the_dead_is_free_for_the_next(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    assert roster.join(dead_peer()) == roster.join() == 0
+    assert roster.peers() == {0: Peer.current()}
+
+
+def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    for _ in range(6):
+        roster.join()
+    with pytest.raises(SegmentError, match=r"all 6 places of words 'places' of anonymous segment are taken by living"):
+        roster.join()
+
+
+def test_a_place_has_a_name_that_errors_can_use(board: Segment) -> None:
+    roster = Roster(board.words("places"))
+    roster.join()
+    assert roster.peers()[0].name == "words 'places' of anonymous segment, place 0"
+
+
+def join_and_stay(board: Segment) -> None:
+    board.signal("bell", 0).wait(1, timeout=PATIENCE)
+    place = Roster(board.words("places")).join()
+    board.words("count").add(place, 1)
+    board.signal("bell", 1).add()
+    sleep_forever()
+
+
+@pytest.mark.parametrize("corpses", [0, 6], ids=["empty", "full of the dead"])
+def test_of_many_that_join_at_once_each_gets_a_place_of_its_own(board: Segment, corpses: int) -> None:
+    board["places"][:corpses] = dead_peer().word
+    processes = [mp.get_context("fork").Process(target=join_and_stay, args=(board,)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    try:
+        board.signal("bell", 0).store(1)
+        board.signal("bell", 1).wait(6, timeout=PATIENCE, peers=[Peer.of(process.pid or 0) for process in processes])
+        assert board["count"][:6].tolist() == [1] * 6
+        listed = Roster(board.words("places")).peers()
+        assert {peer.pid for peer in listed.values()} == {process.pid for process in processes}
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
