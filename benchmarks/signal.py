@@ -10,7 +10,6 @@ import sys
 
 sys.path.append(sys.path.pop(0))  # behind the standard library, which has a module called signal too
 
-import argparse
 import ctypes
 import functools
 import importlib.util
@@ -18,39 +17,14 @@ import multiprocessing as mp
 import os
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
-from harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, parser, race, ratio
+from harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, race, ratio
+from two_processes import CONTEXT, Alarm, Echoes, HandOff, RoundTrips, pair_parser, round_trips, until, wake_ups
 
 from memlane.core import SIGNAL, Peer, Segment, Signal
 
 PAYLOAD_BYTES = 64
-REST_NS = 200_000
-"""How long a sleeper is left alone before it is woken: longer than any spin, and as long as bare C leaves its own."""
-PAIR_SECONDS = 100
-"""When two processes have not finished by then, they never will."""
-
-# A child that is forked has everything at hand. How processes start makes no difference to any contender afterwards.
-CONTEXT = mp.get_context("fork")
-
-RoundTrips = Callable[[int, bytes], bytes]
-"""Makes so many round trips with a payload; returns the last answer."""
-Echoes = Callable[[int], None]
-
-
-class HandOff(Protocol):
-    """Made in the parent, before the two processes start. Each method is called in its own process."""
-
-    def ping(self, other_pid: int) -> RoundTrips: ...
-    def pong(self, other_pid: int) -> Echoes: ...
-
-
-class Alarm(Protocol):
-    """Made in the parent. The functions get the number of the wake-up, from 1."""
-
-    def sleeper(self) -> Callable[[int], object]: ...
-    def waker(self) -> Callable[[int], object]: ...
 
 
 # ---------------------------------------------------------------------------------------------------------- memlane
@@ -267,13 +241,13 @@ class IceoryxPorts:
         samples = {way: one.publish_subscribe(IceoryxPayload).open_or_create() for way, one in builders.items()}
         self.publisher = samples[out].publisher_builder().create()
         self.subscriber = samples[into].subscriber_builder().create()
-        _until(lambda: samples[out].dynamic_config.number_of_subscribers > 0)
-        _until(lambda: samples[into].dynamic_config.number_of_publishers > 0)
+        until(lambda: samples[out].dynamic_config.number_of_subscribers > 0)
+        until(lambda: samples[into].dynamic_config.number_of_publishers > 0)
         if events:
             bells = {way: one.event().open_or_create() for way, one in builders.items()}
             self.notifier = bells[out].notifier_builder().create()
             self.listener = bells[into].listener_builder().create()
-            _until(lambda: bells[out].dynamic_config.number_of_listeners > 0)
+            until(lambda: bells[out].dynamic_config.number_of_listeners > 0)
 
     def sender(self) -> Callable[[bytes], None]:
         """The cheapest way that the package has: no ctypes object is made, no type is checked again."""
@@ -354,147 +328,11 @@ class IceoryxAlarm:
         return lambda _: ports.notifier.notify()
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the other side did not come")
-        time.sleep(0.001)
-
-
-# ------------------------------------------------------------------------------------------------------ two processes
-
-Side = Callable[[int, Callable[[], object]], Any]
-"""Runs in a process of its own; gets the other's pid, and a function that returns when both sides have called it."""
-
-
-def in_two_processes(first: Side, second: Side, cores: tuple[int, int] | None) -> Any:
-    """Run the two sides in two new processes and return what the first one returns. New ones each time, because where
-    the kernel happens to place two processes decides much, and lasts."""
-    pids = CONTEXT.RawArray(ctypes.c_int, 2)
-    barrier = CONTEXT.Barrier(2, timeout=30)
-    ends: list[Connection] = []
-    processes = []
-    for index, side in enumerate((first, second)):
-        receiver, sender = CONTEXT.Pipe(duplex=False)
-        core = cores[index] if cores else None
-        process = CONTEXT.Process(target=_run_side, args=(index, side, core, pids, barrier, sender), daemon=True)
-        process.start()
-        sender.close()
-        ends.append(receiver)
-        processes.append(process)
-    try:
-        results: dict[int, Any] = {}
-        deadline = time.monotonic() + PAIR_SECONDS
-        while len(results) < 2:
-            open_ends = [end for index, end in enumerate(ends) if index not in results]
-            ready = wait(open_ends, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise TimeoutError(f"the two processes did not finish in {PAIR_SECONDS} s")
-            for end in ready:
-                index = ends.index(end)  # type: ignore[arg-type]
-                try:
-                    fine, result = ends[index].recv()
-                except EOFError:
-                    raise RuntimeError(f"process {index + 1} died without a word") from None
-                if not fine:
-                    raise RuntimeError(result)
-                results[index] = result
-        return results[0]
-    finally:
-        for process, end in zip(processes, ends, strict=True):
-            process.join(timeout=5 if sys.exc_info()[0] is None else 0)
-            if process.is_alive():
-                process.kill()
-            process.join()
-            end.close()
-
-
-def _run_side(index: int, side: Side, core: int | None, pids: Any, barrier: Any, sender: Connection) -> None:
-    try:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
-        pids[index] = os.getpid()
-        barrier.wait()
-        sender.send((True, side(pids[1 - index], barrier.wait)))
-    except BaseException as error:
-        sender.send((False, f"{type(error).__name__}: {error}"))
-
-
-def round_trips(make: Callable[[], HandOff], blocks: int, trips: int, cores: tuple[int, int] | None) -> list[float]:
-    """Nanoseconds for one round trip, one value for each block of ``trips`` after a block to warm up."""
-    contender = make()
-
-    def ping(other_pid: int, meet: Callable[[], object]) -> list[float]:
-        loop = contender.ping(other_pid)
-        meet()
-        values = []
-        for _ in range(blocks + 1):
-            payload = os.urandom(PAYLOAD_BYTES)
-            begin = time.monotonic_ns()
-            reply = loop(trips, payload)
-            values.append((time.monotonic_ns() - begin) / trips)
-            if reply != payload:
-                raise AssertionError("the answer is not what was asked")
-        return values[1:]
-
-    def pong(other_pid: int, meet: Callable[[], object]) -> None:
-        loop = contender.pong(other_pid)
-        meet()
-        for _ in range(blocks + 1):
-            loop(trips)
-
-    values: list[float] = in_two_processes(ping, pong, cores)
-    return values
-
-
-def wake_ups(make: Callable[[], Alarm], count: int, cores: tuple[int, int] | None) -> list[float]:
-    """Nanoseconds from the waker's call to the sleeper's return, for each of ``count`` wake-ups."""
-    contender = make()
-    warm_up = 5
-    # Both processes read the same clock (CLOCK_MONOTONIC); a time of 0 means not yet.
-    shared = memoryview(CONTEXT.RawArray(ctypes.c_int64, 2 * (count + warm_up))).cast("B").cast("q")
-    called, woken = shared[: count + warm_up], shared[count + warm_up :]
-    now = time.monotonic_ns
-
-    def waker(sleeper_pid: int, meet: Callable[[], object]) -> list[float]:
-        wake = contender.waker()
-        meet()
-        for index in range(count + warm_up):
-            while not ((index == 0 or woken[index - 1]) and _is_asleep(sleeper_pid)):
-                time.sleep(0)
-            # Awake, as bare C does it: a waker that slept itself would be measured with a cold core of its own.
-            rested = now() + REST_NS
-            while now() < rested:
-                pass
-            called[index] = now()
-            wake(index + 1)
-        _until(lambda: woken[count + warm_up - 1] != 0)
-        return [float(end - begin) for begin, end in zip(called, woken, strict=True)][warm_up:]
-
-    def sleeper(_: int, meet: Callable[[], object]) -> None:
-        sleep = contender.sleeper()
-        meet()
-        for index in range(count + warm_up):
-            sleep(index + 1)
-            woken[index] = now()
-            if not called[index]:
-                raise AssertionError("woke before it was called")
-
-    values: list[float] = in_two_processes(waker, sleeper, cores)
-    return values
-
-
-def _is_asleep(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b") ")[2].startswith(b"S")
-
-
 # ------------------------------------------------------------------------------------------------------------- main
 
 
 def main() -> None:
-    options = _options()
+    options = pair_parser(__doc__).parse_args()
     cores: tuple[int, int] | None = options.pin
     report = Report("signal", options, peers=["iceoryx2"])
     no_iceoryx = "" if importlib.util.find_spec("iceoryx2") else "iceoryx2 is not installed"
@@ -507,7 +345,7 @@ def main() -> None:
     no_bare = bare_skip() or ("bare C cannot be pinned to two cores" if cores and not one_core else "")
 
     def trip(make: Callable[[], HandOff]) -> Callable[[], list[float]]:
-        return lambda: round_trips(make, blocks, trips, cores)
+        return lambda: round_trips(make, blocks, trips, cores, PAYLOAD_BYTES)
 
     def limit(*arguments: object) -> Callable[[], list[float]]:
         return lambda: bare(*arguments, core=cores[0] if cores else None)
@@ -568,21 +406,6 @@ def main() -> None:
         )
     )
     report.finish()
-
-
-def _options() -> argparse.Namespace:
-    made = parser(__doc__.splitlines()[0])
-    made.add_argument("--pin", nargs="?", const="", metavar="CORE,CORE", type=_two_cores,
-                      help="keep the two processes on two cores (default: the first two that we may use)")  # fmt: skip
-    return made.parse_args()
-
-
-def _two_cores(given: str) -> tuple[int, int]:
-    if given:
-        first, second = map(int, given.split(","))
-        return first, second
-    allowed = sorted(os.sched_getaffinity(0))
-    return allowed[0], allowed[min(1, len(allowed) - 1)]
 
 
 if __name__ == "__main__":

@@ -397,12 +397,12 @@ def fetch(board: Segment) -> bool:
 
 @pytest.mark.parametrize("unlink", [False, True], ids=["close", "unlink"])
 def test_a_process_killed_while_it_closes_takes_nothing_from_those_attached(hunt: Hunt, unlink: bool) -> None:
-    names, nbytes = [f"closing-{number}" for number in range(1, 25)], 2**20
+    names, nbytes = [f"closing-{number}" for number in range(1, 17)], 2**20
     for number in hunt.rounds(16):
         victim = hunt.start("make_and_close", names, nbytes, unlink)
-        attached = {value: Segment.attach(name) for value, name in enumerate(names, 1) if value % 6 == 0}
+        attached = {value: Segment.attach(name) for value, name in enumerate(names, 1) if value % 4 == 0}
         hunt.board.signal("go").store(1)
-        time.sleep(hunt.delay(0.0015))
+        time.sleep(hunt.delay(0.001))
         hunt.kill(victim)
         if number % 2:
             assert {leftover.owner for leftover in reclaim()} <= {victim.peer}

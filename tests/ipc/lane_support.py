@@ -29,7 +29,7 @@ from memlane.ipc.weights import Weights
 PROMISE = 1.0
 """Seconds within which a death is noticed and survivors go on."""
 
-# ---------------------------------------------------------------------------------------- payloads that check themselves
+# --------------------------------------------------------------------------------------- payloads that check themselves
 
 
 def checked_layout(body: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def whole(arrays: Any) -> bool:
     return checksum(arrays) == int(arrays["sum"])
 
 
-# --------------------------------------------------------------------------------------------------- what children do
+# ----------------------------------------------------------------------------------------------------- what children do
 
 
 def die() -> None:
@@ -159,7 +159,7 @@ def wait_until_interrupted(ring: Ring, board: Segment) -> None:
         board["ok"][...] = True
 
 
-# ------------------------------------------------------------------------------------------------------- rollout rings
+# -------------------------------------------------------------------------------------------------------- rollout rings
 
 
 def collect(buffer: RolloutRingBuffer, rollouts: int, first: int = 0) -> None:
@@ -202,7 +202,7 @@ def use_inherited(buffer: RolloutRingBuffer) -> int:
     return slot
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
+# -------------------------------------------------------------------------------------------------------------- weights
 
 
 def read_weights(weights: Weights) -> tuple[int, dict[str, Any]]:
@@ -234,7 +234,7 @@ def publish_when_told(weights: Weights, board: Segment, versions: int) -> None:
         weights.publish(payload.fill(number))
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
+# ----------------------------------------------------------------------------------------------------------- statistics
 
 
 def count_vectors(stats: Stats, batches: list[NDArray[Any]]) -> int:
@@ -253,7 +253,7 @@ def get_stats(stats: Any) -> Any:
     return stats.get()
 
 
-# --------------------------------------------------------------------------------------------------- collector errors
+# ----------------------------------------------------------------------------------------------------- collector errors
 
 
 class Stubborn(Exception):

@@ -91,7 +91,7 @@ def begin(board: Segment) -> None:
     board.signal("ready").add()
 
 
-# ------------------------------------------------------------------------------------------------------- short lives
+# ---------------------------------------------------------------------------------------------------------- short lives
 
 
 def claim_and_die(ring: Ring) -> None:
@@ -104,7 +104,7 @@ def take_and_die(ring: Ring) -> None:
     lane_support.die()
 
 
-# ------------------------------------------------------------------------------------------------------ ring: victims
+# -------------------------------------------------------------------------------------------------------- ring: victims
 
 
 def write_slots(board: Segment, place: int, ring: Ring, seed: int) -> None:
@@ -155,7 +155,7 @@ def note(board: Segment, place: int, slot: Any) -> None:
     board["seen"][place, int(slot["writer"]), int(slot["number"])] = True
 
 
-# ---------------------------------------------------------------------------------------------------- ring: survivors
+# ------------------------------------------------------------------------------------------------------ ring: survivors
 
 
 def survive_writing(board: Segment, place: int, ring: Ring, pause: float = 0.0) -> None:
@@ -203,7 +203,7 @@ def survive_reading(board: Segment, place: int, ring: Ring, pause: float = 0.0) 
             time.sleep(pause)
 
 
-# ------------------------------------------------------------------------------------------------------------ weights
+# -------------------------------------------------------------------------------------------------------------- weights
 
 BODY = 2**16
 """Numbers of a weight set, 512 KB: long enough for kills to land inside a copy."""
@@ -260,7 +260,7 @@ def read_weights(board: Segment, place: int, weights: Weights, waits: bool) -> N
             progress.add()
 
 
-# --------------------------------------------------------------------------------------------------------- statistics
+# ----------------------------------------------------------------------------------------------------------- statistics
 
 
 def count_up(board: Segment, place: int, stats: Stats) -> None:
@@ -274,7 +274,7 @@ def count_up(board: Segment, place: int, stats: Stats) -> None:
         board["committed"][place] = number
 
 
-# --------------------------------------------------------------------------------------------------------------- races
+# ---------------------------------------------------------------------------------------------------------------- races
 
 
 def race_layout(readers: int, most: int) -> dict[str, Any]:
@@ -392,7 +392,7 @@ def look_again_and_again(race: Segment, ring: Ring) -> None:
         counted[0] = count
 
 
-# ---------------------------------------------------------------------------------------------------------- names
+# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def own_lanes(board: Segment, names: list[str]) -> None:

@@ -164,7 +164,7 @@ def hunt(template: Template, folder: Path, dose: int, request: pytest.FixtureReq
             entry.unlink()
 
 
-# ---------------------------------------------------------------------------------------------------------------- ring
+# ----------------------------------------------------------------------------------------------------------------- ring
 
 
 def held_in(ring: Ring) -> Callable[[Peer], str]:
@@ -343,7 +343,7 @@ def test_a_stopped_reader_delays_nobody_when_old_slots_are_dropped(hunt: Hunt) -
             hunt.bury(victim)
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
+# -------------------------------------------------------------------------------------------------------------- weights
 
 
 def left_in(weights: Weights) -> Callable[[Peer], str]:
@@ -455,7 +455,7 @@ def test_the_names_of_a_killed_owner_are_free_and_its_memory_is_gone(hunt: Hunt,
         hunt.bury(victim)
 
 
-# ----------------------------------------------------------------------------------------------------------- the count
+# ------------------------------------------------------------------------------------------------------------ the count
 
 
 def test_the_kills_were_many_and_hit_many_phases(dose: int) -> None:

@@ -93,7 +93,7 @@ def read_now(ring: Ring) -> int:
         return int(slot["x"][0])
 
 
-# ------------------------------------------------------------------------------------------------------- what travels
+# --------------------------------------------------------------------------------------------------------- what travels
 
 
 def test_a_slot_arrives_as_it_was_written(ring: Ring) -> None:
@@ -198,7 +198,7 @@ def test_all_fields_of_a_slot_lie_in_its_block(checked: Ring) -> None:
             assert begin < address <= address + view.nbytes <= begin + slots.dtype.itemsize
 
 
-# ------------------------------------------------------------------------------------------------------ put and get
+# ---------------------------------------------------------------------------------------------------------- put and get
 
 
 def test_what_is_put_is_got(checked: Ring) -> None:
@@ -268,7 +268,7 @@ def test_put_waits_for_a_slot_and_get_for_data_no_longer_than_told(blocking: Rin
         blocking.writer().put(tensors, timeout=0.01)
 
 
-# ----------------------------------------------------------------------------------------------------------- overflow
+# ------------------------------------------------------------------------------------------------------------- overflow
 
 
 def test_num_slots_stay_readable_while_one_more_is_written_and_one_is_read(dropping: Ring) -> None:
@@ -359,7 +359,7 @@ def test_block_loses_nothing_and_lets_the_writer_go_on_when_a_slot_is_free() -> 
     assert (counters["written"], counters["read"], counters["dropped"]) == (50, 50, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------- waiting
+# -------------------------------------------------------------------------------------------------------------- waiting
 
 
 def test_a_reader_waits_for_a_slot_that_another_process_writes(checked: Ring) -> None:
@@ -449,7 +449,7 @@ def test_a_wait_lets_other_threads_work() -> None:
         thread.join()
 
 
-# --------------------------------------------------------------------------------------------------------------- roles
+# ---------------------------------------------------------------------------------------------------------------- roles
 
 
 def test_a_slot_that_is_given_up_is_never_seen_and_is_counted(ring: Ring) -> None:
@@ -568,7 +568,7 @@ def test_several_writers_fill_slots_at_the_same_time(ring: Ring) -> None:
     assert read_all(ring) == [2, 1, 0]
 
 
-# -------------------------------------------------------------------------------------------------------------- deaths
+# --------------------------------------------------------------------------------------------------------------- deaths
 
 
 def die_in_child(function: Callable[..., None], *args: object) -> None:
@@ -704,7 +704,7 @@ def test_a_ring_whose_settings_were_tampered_with_is_refused(setting: int) -> No
             Ring.attach(ring.name or "")
 
 
-# ----------------------------------------------------------------------------------------------------- making and ending
+# ---------------------------------------------------------------------------------------------------- making and ending
 
 
 @pytest.mark.parametrize("num_slots", [0, -1])
@@ -792,7 +792,7 @@ def test_no_use_after_close_crashes_the_process() -> None:
     assert output.split() == ["SegmentClosed"] * (len(USES) + 3) + ["2", "2"]
 
 
-# ------------------------------------------------------------------------------------------------------------ counters
+# ------------------------------------------------------------------------------------------------------------- counters
 
 
 def test_the_counters_tell_where_every_slot_went(ring: Ring) -> None:

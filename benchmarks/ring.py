@@ -1,0 +1,421 @@
+"""How long does it take to hand an array over to another process, small, large, and when the reader is asleep?
+
+The first table is a round trip of 4 KB each way: a numpy array in, a numpy array of one's own out, on both sides. The
+second is the writer's side of 8 MB, one after the other, the reader reading in place where it can. The third is
+one-way: from just before the call that hands over to just after the return of the call that slept.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
+
+import ctypes
+import importlib.util
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import Contender, Expectation, Report, Table, bare, bare_skip, race, ratio
+from numpy.typing import NDArray
+from two_processes import (
+    CONTEXT,
+    Alarm,
+    Echoes,
+    HandOff,
+    RoundTrips,
+    in_two_processes,
+    pair_parser,
+    round_trips,
+    until,
+    wake_ups,
+)
+
+from memlane.ipc.ring import Ring
+
+SMALL_BYTES = 4096
+LARGE_BYTES = 8 << 20
+
+Send = Callable[[NDArray[np.uint8]], object]
+Receive = Callable[[], NDArray[np.uint8]]
+
+
+class Exchange:
+    """Two one-way channels. ``make`` makes one in the parent; each end is opened in its own process."""
+
+    def __init__(self, make: Callable[[], tuple[Callable[[], Send], Callable[[], Receive]]]) -> None:
+        self.there, self.back = make(), make()
+
+    def ping(self, other_pid: int) -> RoundTrips:
+        del other_pid
+        send, receive = self.there[0](), self.back[1]()
+
+        def loop(count: int, payload: bytes) -> bytes:
+            question = np.frombuffer(payload, np.uint8).copy()
+            answer = question
+            for _ in range(count):
+                send(question)
+                answer = receive()
+            return answer.tobytes()
+
+        return loop
+
+    def pong(self, other_pid: int) -> Echoes:
+        del other_pid
+        send, receive = self.back[0](), self.there[1]()
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                send(receive())
+
+        return loop
+
+
+# ---------------------------------------------------------------------------------------------------------- memlane
+
+
+def memlane_copy(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """``put`` and ``get``: one native call each."""
+    ring = Ring({"payload": ("uint8", nbytes)}, num_slots=4, overflow="block")
+
+    def sender() -> Send:
+        put = ring.writer().put
+        return lambda array: put({"payload": array})
+
+    def receiver() -> Receive:
+        get, out = ring.reader().get, {"payload": np.empty(nbytes, np.uint8)}
+
+        def receive() -> NDArray[np.uint8]:
+            get(out)
+            return out["payload"]
+
+        return receive
+
+    return sender, receiver
+
+
+def memlane_lease(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """Leases: a view of the slot on both sides, and numpy's copies in and out of it."""
+    ring = Ring({"payload": ("uint8", nbytes)}, num_slots=4, overflow="block")
+
+    def sender() -> Send:
+        claim = ring.writer().claim
+
+        def send(array: NDArray[np.uint8]) -> None:
+            slot = claim()
+            slot["payload"][:] = array
+            slot.commit()
+
+        return send
+
+    def receiver() -> Receive:
+        take = ring.reader().take
+
+        def receive() -> NDArray[np.uint8]:
+            slot = take()
+            array: NDArray[np.uint8] = slot["payload"].copy()
+            slot.release()
+            return array
+
+        return receive
+
+    return sender, receiver
+
+
+# ------------------------------------------------------------------------------------------------------------ peers
+
+
+def pipe_of_bytes(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    far, near = CONTEXT.Pipe(duplex=False)
+
+    def receiver() -> Receive:
+        array = np.empty(nbytes, np.uint8)
+
+        def receive() -> NDArray[np.uint8]:
+            far.recv_bytes_into(memoryview(array))
+            return array
+
+        return receive
+
+    return lambda: lambda array: near.send_bytes(memoryview(array)), receiver
+
+
+def queue(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """It pickles later, in a thread of its own: an array that its sender goes on using must be copied first."""
+    del nbytes
+    made: Any = CONTEXT.Queue()
+    return lambda: lambda array: made.put(array.copy()), lambda: made.get
+
+
+def torch_queue(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """torch's queue copies the tensor into a shared file and sends its name; the sender must keep it until then."""
+    del nbytes
+    import torch
+    import torch.multiprocessing as torch_mp
+
+    torch_mp.set_sharing_strategy("file_system")
+    made: Any = torch_mp.get_context("fork").SimpleQueue()
+    kept: deque[Any] = deque(maxlen=64)
+
+    def send(array: NDArray[np.uint8]) -> None:
+        kept.append(torch.from_numpy(array))
+        made.put(kept[-1])
+
+    return lambda: send, lambda: lambda: made.get().numpy()
+
+
+def faster_fifo(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """Bytes through its circular buffer, with a serialiser that does nothing: its fastest way."""
+    import faster_fifo as library
+
+    made: Any = library.Queue(
+        max_size_bytes=max(4 * nbytes, 1 << 20), loads=lambda message: message, dumps=lambda message: message
+    )
+
+    def receiver() -> Receive:
+        return lambda: np.frombuffer(made.get(timeout=60), np.uint8)
+
+    return lambda: lambda array: made.put(array.tobytes(), timeout=60), receiver
+
+
+def iceoryx(nbytes: int, *, events: bool) -> tuple[Callable[[], Send], Callable[[], Receive]]:
+    """Publish and subscribe of a slice of bytes; with ``events`` the receiver sleeps, otherwise it polls."""
+    name = f"benchmark/{os.getpid()}/{time.monotonic_ns()}"
+
+    class Payload(ctypes.Structure):
+        _fields_ = [("data", ctypes.c_uint8 * nbytes)]
+
+    def services() -> tuple[Any, Any, Any]:
+        import iceoryx2 as iox2
+
+        iox2.set_log_level(iox2.LogLevel.Error)
+        node = iox2.NodeBuilder.new().create(iox2.ServiceType.Ipc)
+        builder = node.service_builder(iox2.ServiceName.new(name))
+        return node, builder.publish_subscribe(Payload).open_or_create(), builder.event().open_or_create()
+
+    def sender() -> Send:
+        node, samples, bells = services()
+        publisher = samples.publisher_builder().create()
+        notifier = bells.notifier_builder().create() if events else None
+        ready: list[Any] = [node]  # kept, because the node's end takes everything else with it
+
+        def send(array: NDArray[np.uint8]) -> None:
+            if len(ready) == 1:
+                until(lambda: samples.dynamic_config.number_of_subscribers > 0)
+                ready.append(True)
+            sample = publisher.loan_uninit()
+            ctypes.memmove(sample.payload_ptr, array.ctypes.data, nbytes)
+            sample.assume_init().send()
+            if notifier is not None:
+                notifier.notify()
+
+        return send
+
+    def receiver() -> Receive:
+        node, samples, bells = services()
+        subscriber = samples.subscriber_builder().create()
+        listener = bells.listener_builder().create() if events else None
+        ports: list[Any] = [node, samples, bells]
+
+        def receive() -> NDArray[np.uint8]:
+            while (sample := subscriber.receive()) is None:
+                if listener is not None and ports:
+                    listener.blocking_wait()
+            array = np.empty(nbytes, np.uint8)
+            ctypes.memmove(array.ctypes.data, sample.payload_ptr, nbytes)
+            return array
+
+        return receive
+
+    return sender, receiver
+
+
+# ------------------------------------------------------------------------------------------------------- large blocks
+
+
+def stream(make: Callable[[], tuple[Callable[[], Send], Callable[[], object]]], count: int) -> list[float]:
+    """Nanoseconds between two hand-overs of 8 MB, for each after some to warm up. The reader only looks at each."""
+    sender_of, reader_of = make()
+    warm_up = 4
+
+    def writer(_: int, meet: Callable[[], object]) -> list[float]:
+        send, array = sender_of(), np.zeros(LARGE_BYTES, np.uint8)
+        meet()
+        ends = []
+        for number in range(count + warm_up):
+            array[0] = number
+            send(array)
+            ends.append(time.monotonic_ns())
+        return list(map(float, np.diff(ends)[warm_up - 1 :]))
+
+    def reader(_: int, meet: Callable[[], object]) -> None:
+        look: Any = reader_of()
+        meet()
+        for number in range(count + warm_up):
+            if look() != number % 256:
+                raise AssertionError("not what was sent")
+
+    values: list[float] = in_two_processes(writer, reader, None)
+    return values
+
+
+def looking(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Any:
+    def made() -> tuple[Callable[[], Send], Callable[[], object]]:
+        sender, receiver = make(LARGE_BYTES)
+
+        def reader() -> Callable[[], int]:
+            receive = receiver()
+            return lambda: int(receive()[0])
+
+        return sender, reader
+
+    return made
+
+
+def memlane_in_place() -> tuple[Callable[[], Send], Callable[[], object]]:
+    """The writer's one copy is all: the reader reads the slot itself."""
+    ring = Ring({"payload": ("uint8", LARGE_BYTES)}, num_slots=4, overflow="block")
+
+    def sender() -> Send:
+        put = ring.writer().put
+        return lambda array: put({"payload": array})
+
+    def reader() -> Callable[[], int]:
+        take = ring.reader().take
+
+        def look() -> int:
+            with take() as slot:
+                return int(slot["payload"][0])
+
+        return look
+
+    return sender, reader
+
+
+def memcpy(count: int) -> list[float]:
+    """The limit: numpy's copy of the same bytes into as many places in turn, in one process."""
+    ring = Ring({"payload": ("uint8", LARGE_BYTES)}, num_slots=4, overflow="block")
+    places = [np.ndarray(LARGE_BYTES, np.uint8, *window) for window in ring._windows]
+    array = np.zeros(LARGE_BYTES, np.uint8)
+    ends = []
+    for number in range(count + 5):
+        array[0] = number % 256
+        places[number % len(places)][:] = array
+        ends.append(time.monotonic_ns())
+    return list(map(float, np.diff(ends)[4:]))
+
+
+# ------------------------------------------------------------------------------------------------------------- waking
+
+
+class RingAlarm:
+    def __init__(self) -> None:
+        self.ring = Ring({"payload": ("uint8", 64)}, num_slots=4)
+
+    def sleeper(self) -> Callable[[int], object]:
+        get, out = self.ring.reader().get, {"payload": np.empty(64, np.uint8)}
+        return lambda _: get(out)
+
+    def waker(self) -> Callable[[int], object]:
+        put, payload = self.ring.writer().put, {"payload": np.zeros(64, np.uint8)}
+        return lambda _: put(payload)
+
+
+class ChannelAlarm:
+    def __init__(self, make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> None:
+        self.sender, self.receiver = make(64)
+
+    def sleeper(self) -> Callable[[int], object]:
+        receive = self.receiver()
+        return lambda _: receive()
+
+    def waker(self) -> Callable[[int], object]:
+        send, payload = self.sender(), np.zeros(64, np.uint8)
+        return lambda _: send(payload)
+
+
+# --------------------------------------------------------------------------------------------------------------- main
+
+
+def missing(package: str) -> str:
+    return "" if importlib.util.find_spec(package) else f"{package} is not installed"
+
+
+def main() -> None:
+    options = pair_parser(__doc__).parse_args()
+    report = Report("ring", options, peers=["iceoryx2", "faster-fifo", "torch"])
+    trips, blocks, larges, wakes = (200, 2, 10, 20) if options.quick else (2000, 5, 40, 100)
+    rounds = options.rounds or (2 if options.quick else 11)
+
+    def trip(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Callable[[], list[float]]:
+        made: Callable[[], HandOff] = lambda: Exchange(lambda: make(SMALL_BYTES))  # noqa: E731
+        return lambda: round_trips(made, blocks, trips, options.pin, SMALL_BYTES)
+
+    small = [
+        Contender("memlane ring, put and get", "memlane", trip(memlane_copy)),
+        Contender("memlane ring, leases", "memlane", trip(memlane_lease)),
+        Contender("mp.Pipe bytes", "peer", trip(pipe_of_bytes)),
+        Contender("mp.Queue", "peer", trip(queue)),
+        Contender("torch queue", "peer", trip(torch_queue), skip=missing("torch")),
+        Contender("faster-fifo", "peer", trip(faster_fifo), skip=missing("faster_fifo")),
+        Contender("iceoryx2, polling", "peer", trip(lambda n: iceoryx(n, events=False)), skip=missing("iceoryx2")),
+        Contender("iceoryx2, events", "peer", trip(lambda n: iceoryx(n, events=True)), skip=missing("iceoryx2")),
+    ]
+    race(small, rounds)
+    table = report.add(Table("4 KB", small[0].name, small, "a round trip of 4 KB each way"))
+    peers = [one for one in small if one.kind == "peer" and one.rounds]
+    report.expect(
+        Expectation(
+            "a hand-over of 4 KB is at least 4 times faster than with the best peer",
+            ratio(min(peers, key=lambda one: one.median), table[small[0].name]) if peers else None,
+            at_least=4,
+        )
+    )
+
+    large = [
+        Contender("memlane ring, read in place", "memlane", lambda: stream(memlane_in_place, larges)),
+        Contender("memlane ring, copied out", "memlane", lambda: stream(looking(memlane_copy), larges)),
+        Contender("mp.Pipe bytes", "peer", lambda: stream(looking(pipe_of_bytes), larges)),
+        Contender("mp.Queue", "peer", lambda: stream(looking(queue), larges)),
+        Contender("torch queue", "peer", lambda: stream(looking(torch_queue), larges), skip=missing("torch")),
+        Contender("faster-fifo", "peer", lambda: stream(looking(faster_fifo), larges), skip=missing("faster_fifo")),
+        Contender("memcpy", "limit", lambda: memcpy(larges)),
+    ]
+    race(large, rounds)
+    table = report.add(Table("8 MB", large[0].name, large, "a hand-over of 8 MB", operation_bytes=LARGE_BYTES))
+    report.expect(
+        Expectation(
+            "a hand-over of 8 MB takes at most 1.1 times as long as copying 8 MB",
+            ratio(table[large[0].name], table["memcpy"]),
+            at_most=1.1,
+        )
+    )
+
+    def wake(make: Callable[[], Alarm]) -> Callable[[], list[float]]:
+        return lambda: wake_ups(make, wakes, options.pin)
+
+    no_bare = bare_skip() or ("bare C cannot be pinned to two cores" if options.pin else "")
+    alarms = [
+        Contender("memlane ring", "memlane", wake(RingAlarm)),
+        Contender("mp.Pipe bytes", "peer", wake(lambda: ChannelAlarm(pipe_of_bytes))),
+        Contender("faster-fifo", "peer", wake(lambda: ChannelAlarm(faster_fifo)), skip=missing("faster_fifo")),
+        Contender("bare C, futex", "limit", lambda: bare("wake", wakes), skip=no_bare),
+    ]
+    race(alarms, rounds)
+    table = report.add(Table("waking an idle reader", "memlane ring", alarms, "the way from the writer to the reader"))
+    report.expect(
+        Expectation(
+            "waking an idle reader takes at most 2 times as long as a futex in bare C",
+            ratio(table["memlane ring"], table["bare C, futex"]),
+            at_most=2,
+        )
+    )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
