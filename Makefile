@@ -25,7 +25,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) ..."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PIP) scikit-build-core nanobind cmake ninja
-	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev]'
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch]'
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE)
@@ -34,7 +34,7 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.built
-	@$(PIP) --no-build-isolation -e '.[dev,peers]'
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,peers]'
 	@touch $@
 
 lint: $(VENV)/.built
@@ -69,7 +69,7 @@ soak: $(VENV)/.built  ## minutes of kills and races
 	$(PY) -m pytest -m soak
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark, memlane and its peers interleaved
-	@for file in benchmarks/[a-z]*.py; do $(PY) $$file || exit 1; done
+	@for name in signal rows ring weights; do $(PY) benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

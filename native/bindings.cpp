@@ -116,7 +116,7 @@ class Words {
     std::int64_t load(std::int64_t index) const { return see(at(index)); }
     void store(std::int64_t index, std::int64_t value) { publish(changeable(index), value); }
     std::int64_t add(std::int64_t index, std::int64_t amount) {
-        return changeable(index).fetch_add(amount, std::memory_order_seq_cst) + amount;
+        return wrapping_sum(changeable(index).fetch_add(amount, std::memory_order_seq_cst), amount);
     }
     bool compare_and_swap(std::int64_t index, std::int64_t expected, std::int64_t value) {
         return publish_if(changeable(index), expected, value);
@@ -185,14 +185,12 @@ class Rows {
 
     void gather(const Indices &indices, const Rows &out, int threads) const {
         check(indices, count_, out.count_, "out");
-        nb::gil_scoped_release release;
-        memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads);
+        without_gil([&] { memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads); });
     }
 
     void scatter(const Indices &indices, const Rows &values, int threads) const {
         check(indices, count_, values.count_, "values");
-        nb::gil_scoped_release release;
-        memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads);
+        without_gil([&] { memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads); });
     }
 
   private:
@@ -255,7 +253,7 @@ NB_MODULE(_native, m) {
         .def("compare_and_swap", &Words::compare_and_swap, "index"_a, "expected"_a, "value"_a)
         .def("unchanged", &Words::is_unchanged, "index"_a, "seen"_a,
              "Whether the word still holds `seen`: what was copied since it was loaded is then whole.")
-        .def("load_into", &Words::load_into, "indices"_a, "out"_a)
+        .def("load_into", &Words::load_into, "indices"_a, "out"_a.noconvert())
         .def("changed", &Words::changed, "indices"_a, "seen"_a,
              "The positions in `indices` whose word no longer holds what was seen there.");
 

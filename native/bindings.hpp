@@ -4,7 +4,10 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
+
+#include <unistd.h>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -28,6 +31,13 @@ using Indices = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::d
     throw nb::python_error();
 }
 
+// What a peer says of itself.
+[[noreturn]] inline void raise_for(nb::handle peer, const std::string &waiting) {
+    nb::object error = peer.attr("error")(waiting);
+    PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
+    throw nb::python_error();
+}
+
 inline void require_open(const Mapping &mapping, const std::string &label) {
     if (mapping.closed()) [[unlikely]]
         raise("SegmentClosed", label + " was used after its segment was closed; use it before close(), or attach again");
@@ -46,6 +56,29 @@ inline std::byte *place(const Mapping &mapping, std::size_t offset, std::size_t 
                                   std::to_string(alignment) + ", but was placed at offset " + std::to_string(offset) +
                                   " of a mapping of " + std::to_string(mapping.bytes()) + " bytes");
     return mapping.data() + offset;
+}
+
+// Runs `work`, which must not throw, without the GIL. Not nanobind's gil_scoped_release: when the interpreter ends while a
+// thread is in here, taking the GIL back unwinds that thread, and unwinding through a destructor aborts the process. The
+// thread stays here instead; the process's end is its end.
+template <class Work> auto without_gil(Work work) {
+    PyThreadState *state = PyEval_SaveThread();
+    const auto restore = [&] {
+        try {
+            PyEval_RestoreThread(state);
+        } catch (...) {
+            for (;;)
+                pause();
+        }
+    };
+    if constexpr (std::is_void_v<decltype(work())>) {
+        work();
+        restore();
+    } else {
+        const auto result = work();
+        restore();
+        return result;
+    }
 }
 
 // A wait as Python sees it. `step` waits without the GIL for a slice at most; between slices Ctrl-C is looked at, and
@@ -72,26 +105,25 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
     // A spin learns from its own waits and belongs to one thread; two Python threads may share a handle.
     Spin spin = learned;
     for (;;) {
-        WaitResult result;
-        {
-            nb::gil_scoped_release release;
-            result = step(deadline_ns, std::span<const int>(pidfds), spin);
-        }
-        learned = spin;
+        const WaitResult result =
+            without_gil([&] { return step(deadline_ns, std::span<const int>(pidfds), spin); });
+        if (learned.limit_ns() == spin.limit_ns()) // else it was set anew while we waited
+            learned = spin;
         switch (result.end) {
         case WaitEnd::reached:
             return result.value;
         case WaitEnd::timed_out:
             raise("WaitTimeout", waited());
-        case WaitEnd::peer_died: {
-            nb::object error = watched[static_cast<std::size_t>(result.peer)].attr("error")("waited for " + wanted());
-            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(error.ptr())), error.ptr());
-            throw nb::python_error();
-        }
+        case WaitEnd::peer_died:
+            raise_for(watched[static_cast<std::size_t>(result.peer)], "waited for " + wanted());
         case WaitEnd::paused:
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
             require_open(mapping, label);
+            // A peer can have failed without being dead yet: a collector that has reported, and is slow to end.
+            for (const nb::object &peer : watched)
+                if (nb::cast<bool>(nb::getattr(peer, "failed", nb::bool_(false))))
+                    raise_for(peer, "waited for " + wanted());
         }
     }
 }

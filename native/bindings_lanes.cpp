@@ -106,7 +106,10 @@ class RingHandle {
 
     std::int64_t take(std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
-        const std::int64_t slot = ring_.try_take(me());
+        std::int64_t slot = ring_.try_take(me());
+        // Who only ever looks must find what a dead reader held, too.
+        if (slot < 0 && timeout && *timeout == 0 && ring_.reap(SlotState::reading) > 0)
+            slot = ring_.try_take(me());
         if (slot >= 0)
             return slot;
         if (!timeout || *timeout > 0)
@@ -189,8 +192,7 @@ class RingHandle {
             copy();
             return;
         }
-        nb::gil_scoped_release release;
-        copy();
+        without_gil(copy);
     }
     std::byte *payload(std::int64_t slot) { return reinterpret_cast<std::byte *>(&ring_.head(slot)) + sizeof(SlotHead); }
     void require_inside(const Parts &parts) const {
@@ -238,11 +240,7 @@ class WeightsHandle {
     std::int64_t publish(const Parts &parts) {
         require_inside(parts);
         const std::int64_t process = me();
-        std::int64_t version;
-        {
-            nb::gil_scoped_release release;
-            version = weights_.publish(process, parts.parts);
-        }
+        const std::int64_t version = without_gil([&] { return weights_.publish(process, parts.parts); });
         if (version < 0)
             raise("MemlaneError", "all " + std::to_string(count_) + " buffers of the " + label_ +
                                       " are the latest or being filled by living writers; make it with more buffers");
@@ -251,8 +249,7 @@ class WeightsHandle {
 
     std::int64_t read(const Parts &parts) {
         require_inside(parts);
-        nb::gil_scoped_release release;
-        return weights_.read(parts.parts);
+        return without_gil([&] { return weights_.read(parts.parts); });
     }
 
     std::int64_t wait_for(std::int64_t version, std::optional<double> timeout, nb::handle peers) {

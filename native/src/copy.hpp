@@ -5,6 +5,12 @@
 // ThreadSanitizer would rightly call it a race, so its builds copy with relaxed atomics, byte by byte.
 #pragma once
 
+#if defined(__has_feature) // clang's way to say it
+#if __has_feature(thread_sanitizer)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
+
 #include <atomic>
 #include <cstddef>
 #include <cstring>

@@ -11,6 +11,21 @@
 
 namespace memlane {
 
+namespace {
+
+void end_with(int pidfd, std::int64_t grace_ns) {
+    pollfd watched{pidfd, POLLIN, 0};
+    while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
+    }
+    kill(getpid(), SIGTERM);
+    timespec grace{static_cast<time_t>(grace_ns / 1'000'000'000), static_cast<long>(grace_ns % 1'000'000'000)};
+    while (nanosleep(&grace, &grace) != 0 && errno == EINTR) {
+    }
+    kill(getpid(), SIGKILL);
+}
+
+} // namespace
+
 void tie_lifeline(int pidfd, std::int64_t grace_ns) {
     const int fd = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0)
@@ -18,16 +33,13 @@ void tie_lifeline(int pidfd, std::int64_t grace_ns) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits: it takes none of the process's signals
-    std::thread([fd, grace_ns] {
-        pollfd watched{fd, POLLIN, 0};
-        while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
-        }
-        kill(getpid(), SIGTERM);
-        timespec grace{static_cast<time_t>(grace_ns / 1'000'000'000), static_cast<long>(grace_ns % 1'000'000'000)};
-        while (nanosleep(&grace, &grace) != 0 && errno == EINTR) {
-        }
-        kill(getpid(), SIGKILL);
-    }).detach();
+    try {
+        std::thread(end_with, fd, grace_ns).detach();
+    } catch (const std::system_error &) { // no thread left to be had: nothing may stay changed
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        close(fd);
+        throw;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

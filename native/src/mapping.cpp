@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <system_error>
 
 #include <sys/mman.h>
@@ -18,6 +19,9 @@ namespace {
 Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes, bool writeable) : bytes_(bytes), writeable_(writeable) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t lead = offset % page;
+    constexpr auto most = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max());
+    if (offset > most || bytes > most - 2 * page)
+        throw std::system_error(EOVERFLOW, std::generic_category(), "mmap");
     span_ = (lead + bytes + page - 1) / page * page;
     if (span_ == 0)
         span_ = page;

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <signal.h>
-#include <unistd.h>
 
 #include "clock.hpp"
 #include "signal.hpp"
@@ -19,13 +20,21 @@ using Part = std::function<void(std::size_t, std::size_t)>;
 
 class Pool {
   public:
-    explicit Pool(int helpers) : pid_(getpid()) {
-        // Helpers must not take the process's signals: Ctrl-C belongs to the thread that Python waits on.
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        for (int i = 0; i < helpers; ++i)
-            threads_.emplace_back([this, i] { help(i); });
+    explicit Pool(int wanted) : wanted_(wanted) {
+        threads_.reserve(static_cast<std::size_t>(wanted));
+        // Helpers must not take the process's signals: Ctrl-C belongs to the thread that Python waits on. Those that a
+        // thread causes itself stay: a blocked SIGSEGV kills without the handler that could say where.
+        sigset_t others, before;
+        sigfillset(&others);
+        for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+            sigdelset(&others, own);
+        pthread_sigmask(SIG_SETMASK, &others, &before);
+        try {
+            for (int i = 0; i < wanted; ++i)
+                threads_.emplace_back([this, i] { help(i); });
+        } catch (const std::system_error &) {
+            // The machine or the container has no thread left to give; those made so far do the work.
+        }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
@@ -37,7 +46,7 @@ class Pool {
     }
 
     int helpers() const { return static_cast<int>(threads_.size()); }
-    bool belongs_here() const { return pid_ == getpid(); }
+    int wanted() const { return wanted_; }
 
     void run(std::size_t count, int parts, const Part &part) {
         part_ = &part;
@@ -78,7 +87,7 @@ class Pool {
     std::size_t count_ = 0;
     int parts_ = 0;
     bool quit_ = false;
-    pid_t pid_;
+    int wanted_;
     std::vector<std::thread> threads_;
 };
 
@@ -88,7 +97,11 @@ Pool *pool = nullptr;
 
 // A fork in the middle of another thread's loop would leave `busy` locked in the child for ever.
 [[maybe_unused]] const int at_fork = pthread_atfork(
-    [] { busy.lock(); }, [] { busy.unlock(); }, [] { busy.unlock(); });
+    [] { busy.lock(); }, [] { busy.unlock(); },
+    [] {
+        pool = nullptr; // its threads do not exist here, so there is nobody to join; a pid could not tell (namespaces)
+        busy.unlock();
+    });
 
 } // namespace
 
@@ -99,13 +112,11 @@ void run_in_parts(std::size_t count, int threads, const Part &part) {
         part(0, count);
         return;
     }
-    if (pool != nullptr && !pool->belongs_here())
-        pool = nullptr; // a fork's copy: its threads do not exist here, so there is nobody to join
-    if (pool == nullptr || pool->helpers() < threads - 1) {
-        delete pool;
+    if (pool == nullptr || pool->wanted() < threads - 1) {
+        delete std::exchange(pool, nullptr);
         pool = new Pool(threads - 1);
     }
-    pool->run(count, threads, part);
+    pool->run(count, std::min(threads, pool->helpers() + 1), part);
 }
 
 } // namespace memlane

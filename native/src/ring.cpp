@@ -20,30 +20,27 @@ Ring::Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t
 
 Ring::Oldest Ring::oldest_ready() const {
     Oldest oldest;
-    for (std::int64_t slot = 0; slot < count_; ++slot) {
+    // A writer may commit two slots during the search, the first of them where it had already passed. Who sees the second
+    // sees the first from then on (PAIR publish/see), so the search goes once round *after* it found what it returns: that
+    // keeps each writer's order. A second look at the places before it would not do: what is found there is new itself, and
+    // its elders can lie behind it.
+    std::int64_t since = 0;
+    for (std::int64_t look = 0; look < count_ || (oldest.slot >= 0 && since < count_); ++look, ++since) {
+        const std::int64_t slot = look % count_;
         const std::int64_t word = see(head(slot).state); // PAIR publish/see, partner: Ring::commit
         if (slot_state(word) != SlotState::ready)
             continue;
-        ++oldest.ready;
+        oldest.ready += look < count_;
         if (oldest.slot < 0 || slot_detail(word) < slot_detail(oldest.word)) {
             oldest.slot = slot;
             oldest.word = word;
-        }
-    }
-    // A writer may have committed two slots during that search, the first of them where it had already passed. Who saw the
-    // second sees the first now (PAIR publish/see), so a second look at those places keeps each writer's order.
-    for (std::int64_t slot = 0; slot < oldest.slot; ++slot) {
-        const std::int64_t word = see(head(slot).state);
-        if (slot_state(word) == SlotState::ready && slot_detail(word) < slot_detail(oldest.word)) {
-            oldest.slot = slot;
-            oldest.word = word;
-            slot = -1; // look again, at fewer places
+            since = 0;
         }
     }
     return oldest;
 }
 
-std::int64_t Ring::try_claim(std::int64_t process) {
+std::int64_t Ring::claim_free(std::int64_t process) {
     const std::int64_t mine = slot_word(SlotState::writing, process);
     // Writers start their search at different slots, so that they do not fight over the first free one.
     const std::int64_t first = see(control_->sequence.last) % count_;
@@ -54,8 +51,21 @@ std::int64_t Ring::try_claim(std::int64_t process) {
         if (slot_state(word) == SlotState::free && publish_if(state, word, mine))
             return slot;
     }
-    if (overflow_ == Overflow::block)
-        return -1;
+    return -1;
+}
+
+std::int64_t Ring::try_claim(std::int64_t process) {
+    const std::int64_t mine = slot_word(SlotState::writing, process);
+    std::int64_t free = claim_free(process);
+    if (free >= 0 || overflow_ == Overflow::block)
+        return free;
+    // Before unread slots are dropped: what the dead hold is free too. A writer of this mode never waits, so nobody else
+    // would find that, and every death would make the ring smaller for good. Asking costs microseconds: once a slice.
+    if (const std::int64_t now = now_ns(); now >= reap_after_ns_.load(std::memory_order_relaxed)) {
+        reap_after_ns_.store(now + slice_ns, std::memory_order_relaxed);
+        if (reap() > 0 && (free = claim_free(process)) >= 0)
+            return free;
+    }
     for (;;) {
         const Oldest oldest = oldest_ready();
         if (oldest.slot < 0)

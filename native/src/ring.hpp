@@ -93,7 +93,7 @@ constexpr std::int64_t slot_word(SlotState state, std::int64_t detail = 0) {
 constexpr SlotState slot_state(std::int64_t word) { return static_cast<SlotState>(word & 3); }
 constexpr std::int64_t slot_detail(std::int64_t word) { return word >> 2; }
 
-// A view of a ring in shared memory; has no state of its own but the spins.
+// A view of a ring in shared memory; has no state of its own but the time of its last look at the dead.
 class Ring {
   public:
     Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t stride_bytes, std::int64_t unread_limit,
@@ -120,6 +120,7 @@ class Ring {
     std::int64_t unread() const;
     // Puts back what dead processes held; says how many slots that were.
     std::int64_t reap() { return reap(SlotState::writing) + reap(SlotState::reading); }
+    std::int64_t reap(SlotState held);
 
   private:
     struct Oldest {
@@ -128,8 +129,8 @@ class Ring {
         std::int64_t ready = 0; // how many are unread in all
     };
     Oldest oldest_ready() const;
+    std::int64_t claim_free(std::int64_t process);
     void trim(std::int64_t mine);
-    std::int64_t reap(SlotState held);
 
     RingControl *control_;
     std::byte *slots_;
@@ -137,6 +138,7 @@ class Ring {
     std::size_t stride_bytes_;
     std::int64_t unread_limit_;
     Overflow overflow_;
+    std::atomic<std::int64_t> reap_after_ns_{0}; // when this handle may ask again who is dead
 };
 
 } // namespace memlane

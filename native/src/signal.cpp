@@ -69,7 +69,7 @@ std::int64_t default_spin_limit_ns() {
     return sysconf(_SC_NPROCESSORS_ONLN) < 2 ? 0 : spin_limit_ns;
 }
 
-bool Spin::until(const SignalCell &cell, std::int64_t until) {
+bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns) {
     if (limit_ns_ == 0)
         return false;
     const std::int64_t begin = now_ns();
@@ -84,7 +84,7 @@ bool Spin::until(const SignalCell &cell, std::int64_t until) {
         contended = now - begin > yield_contended_ns;
     }
     const std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
-    while (now - begin < budget_ns && !contended) {
+    while (now - begin < budget_ns && now < deadline_ns && !contended) {
         for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
             if (see(cell.value) >= until) {
                 budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
@@ -114,9 +114,9 @@ void signal_store(SignalCell &cell, std::int64_t value) {
 }
 
 std::int64_t signal_add(SignalCell &cell, std::int64_t amount) {
-    const std::int64_t value = cell.value.fetch_add(amount, std::memory_order_seq_cst) + amount; // PAIR change/sleep
+    const std::int64_t before = cell.value.fetch_add(amount, std::memory_order_seq_cst); // PAIR change/sleep
     wake_sleepers(cell);
-    return value;
+    return wrapping_sum(before, amount);
 }
 
 bool signal_compare_and_swap(SignalCell &cell, std::int64_t expected, std::int64_t value) {
@@ -136,7 +136,7 @@ WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadli
     std::int64_t value = see(cell.value); // PAIR publish/see: what was written before the signal is visible after it
     if (value >= until)
         return {WaitEnd::reached, value};
-    if (spin.until(cell, until))
+    if (spin.until(cell, until, deadline_ns))
         return {WaitEnd::reached, see(cell.value)};
 
     const int peer = dead_peer(pidfds);

@@ -39,7 +39,7 @@ class Spin {
     explicit Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns) {}
     std::int64_t limit_ns() const { return limit_ns_; }
     // True when the cell reached `until` while spinning.
-    bool until(const SignalCell &cell, std::int64_t until);
+    bool until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns);
 
   private:
     std::int64_t limit_ns_;

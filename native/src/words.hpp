@@ -12,6 +12,11 @@ namespace memlane {
 using Word = std::atomic<std::int64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "a word is eight bytes and needs no lock");
 
+// What fetch_add leaves behind: atomics wrap around, plain sums must not.
+inline std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+
 // PAIR publish/see. `publish` (release) keeps every earlier store of the payload in front of the word's change;
 // `see` (acquire) keeps every later load of the payload behind the word's reading. Without either, a reader could
 // find the new word and the old payload.

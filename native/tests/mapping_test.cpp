@@ -141,6 +141,13 @@ TEST("a descriptor that was opened for reading cannot be mapped writeable") {
 
 TEST("a descriptor that is not open is an error with its number") { CHECK_EQ(error_of(-1, 0, page, true), EBADF); }
 
+TEST("a mapping of more bytes than there are addresses is an error") {
+    const File file(page);
+    for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - page + 2, SIZE_MAX / 2 + 1})
+        CHECK_EQ(error_of(file.fd, 0, bytes, true), EOVERFLOW);
+    CHECK_EQ(error_of(file.fd, SIZE_MAX - 5, 1, true), EOVERFLOW);
+}
+
 TEST("a mapping outlives the descriptor that it was made from") {
     File file(2 * page);
     const Mapping mapping(file.fd, page - 1, 2, true);
@@ -230,7 +237,7 @@ TEST("what others write does not show through a retired mapping") {
 //   EFAULT    FORBIDDEN    for a moment nothing was mapped there
 TEST("a stale read that races a retirement never finds a hole") {
     const File file(page), sink(page);
-    constexpr int rounds = check::times(10'000);
+    constexpr int rounds = check::times(6'000);
     std::atomic<std::byte *> stale = nullptr;
     std::atomic<bool> retired = false;
     Meeting<2> begin, end; // the mapping may go only when the reader has let go

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 #include "check.hpp"
 #include "processes.hpp"
@@ -124,7 +125,7 @@ TEST("a child forked in the middle of another thread's loop can use the pool") {
         while (!over)
             run_in_parts(20'000, 3, part);
     });
-    for (int i = 0; i < check::times(160); ++i) {
+    for (int i = 0; i < check::times(80); ++i) {
         Child child([] { CHECK_EQ(who_runs(100, 3).size(), 3u); });
         CHECK_EQ(child.join(), 0);
     }
@@ -165,3 +166,18 @@ TEST("a process that used the pool exits without waiting for its helpers") {
     });
     CHECK_EQ(child.join(), 3);
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) // they need all address space there is
+
+TEST("a loop for which no more threads can be had completes with those that there are") {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = 64 << 20; // room for a few stacks of 8 MB
+    CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    cover(1'000, 64);
+    CHECK(who_runs(1'000, 64).size() < 64);
+    sigset_t after;
+    pthread_sigmask(SIG_SETMASK, nullptr, &after);
+    CHECK_EQ(sigismember(&after, SIGINT), 0);
+}
+
+#endif

@@ -170,7 +170,7 @@ TEST("a killed process is not dead before its last thread has stopped") {
         } counter[threads];
     };
     int forbidden = 0;
-    for (int i = 0; i < check::times(32); ++i) {
+    for (int i = 0; i < check::times(16); ++i) {
         Shared<Counters> counters;
         Child child([&] {
             std::list<std::thread> storing;

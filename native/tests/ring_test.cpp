@@ -42,19 +42,22 @@ struct Payload {
     }
 };
 
-template <int count> struct Memory {
+struct Memory {
+    static constexpr int most = 8;
     RingControl control;
     struct alignas(64) Slot {
         SlotHead head;
         Payload payload;
-    } slot[count];
+    } slot[most];
+    int count; // of the slots that the ring uses
 
-    Ring ring(Overflow overflow, std::int64_t unread_limit) {
-        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(slot), count, sizeof(Slot),
+    Ring ring(int slots, Overflow overflow, std::int64_t unread_limit) {
+        count = slots;
+        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(slot), slots, sizeof(Slot),
                 unread_limit, overflow};
     }
-    Ring blocking() { return ring(Overflow::block, count); }
-    Ring dropping() { return ring(Overflow::drop_oldest, count - 2); } // one for a writer, one for a reader
+    Ring blocking(int slots) { return ring(slots, Overflow::block, slots); }
+    Ring dropping(int slots) { return ring(slots, Overflow::drop_oldest, slots - 2); } // one to write, one to read
 
     Payload &payload(std::int64_t index) { return slot[index].payload; }
 
@@ -82,8 +85,8 @@ template <int count> struct Memory {
         return numbers;
     }
     int in(SlotState state) const {
-        return static_cast<int>(
-            std::ranges::count_if(slot, [&](const Slot &each) { return slot_state(see(each.head.state)) == state; }));
+        return static_cast<int>(std::count_if(
+            slot, slot + count, [&](const Slot &each) { return slot_state(see(each.head.state)) == state; }));
     }
     // What written has too much; see ring.hpp.
     std::int64_t excess() const {
@@ -126,8 +129,8 @@ using Numbers = std::vector<std::int64_t>;
 // ------------------------------------------------------------------------------------------------------ one process
 
 TEST("a new ring has nothing to take and each of its slots to claim, once") {
-    Memory<4> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(4);
     CHECK_EQ(ring.try_take(1), -1);
     CHECK_EQ(ring.unread(), 0);
     std::array<bool, 4> claimed{};
@@ -138,8 +141,8 @@ TEST("a new ring has nothing to take and each of its slots to claim, once") {
 }
 
 TEST("slots are taken in the order of their commits, whatever the order of their claims") {
-    Memory<4> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(4);
     std::array<std::int64_t, 4> claimed;
     for (std::int64_t &slot : claimed)
         slot = ring.try_claim(1);
@@ -154,8 +157,8 @@ TEST("slots are taken in the order of their commits, whatever the order of their
 }
 
 TEST("a long run through few slots keeps order and content") {
-    Memory<3> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(3);
     for (std::int64_t number = 1; number <= 1000; ++number) {
         memory.write(ring, 1, 7, number);
         if (number % 3 == 0)
@@ -167,8 +170,8 @@ TEST("a long run through few slots keeps order and content") {
 }
 
 TEST("a full blocking ring refuses a claim until a slot is released") {
-    Memory<2> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(2);
     memory.write(ring, 1, 0, 1);
     memory.write(ring, 1, 0, 2);
     CHECK_EQ(ring.try_claim(1), -1);
@@ -180,8 +183,8 @@ TEST("a full blocking ring refuses a claim until a slot is released") {
 }
 
 TEST("of more unread slots than the limit the oldest is dropped and counted") {
-    Memory<5> memory{};
-    Ring ring = memory.dropping();
+    Memory memory{};
+    Ring ring = memory.dropping(5);
     for (std::int64_t number = 1; number <= 10; ++number) {
         memory.write(ring, 1, 0, number);
         CHECK_EQ(ring.unread(), std::min<std::int64_t>(number, 3));
@@ -193,8 +196,8 @@ TEST("of more unread slots than the limit the oldest is dropped and counted") {
 }
 
 TEST("a dropping ring without a free slot gives the oldest unread one to the writer") {
-    Memory<3> memory{};
-    Ring ring = memory.ring(Overflow::drop_oldest, 3);
+    Memory memory{};
+    Ring ring = memory.ring(3, Overflow::drop_oldest, 3);
     for (std::int64_t number = 1; number <= 3; ++number)
         memory.write(ring, 1, 0, number);
     const std::int64_t claimed = ring.try_claim(1);
@@ -207,8 +210,8 @@ TEST("a dropping ring without a free slot gives the oldest unread one to the wri
 }
 
 TEST("a slot that is being written or read is given to nobody else") {
-    Memory<4> memory{};
-    Ring ring = memory.ring(Overflow::drop_oldest, 2);
+    Memory memory{};
+    Ring ring = memory.ring(4, Overflow::drop_oldest, 2);
     memory.write(ring, 1, 0, 1);
     const std::int64_t reading = ring.try_take(1), writing = ring.try_claim(1);
     for (int i = 0; i < 50; ++i) {
@@ -224,8 +227,8 @@ TEST("a slot that is being written or read is given to nobody else") {
 }
 
 TEST("a slot that its writer gives up is free and counted, and no reader sees it") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     const std::int64_t slot = ring.try_claim(1);
     ring.abandon(slot);
     CHECK_EQ(ring.try_take(1), -1);
@@ -235,8 +238,8 @@ TEST("a slot that its writer gives up is free and counted, and no reader sees it
 }
 
 TEST("no more than the limit is said to be unread when a writer died before it could drop the oldest") {
-    Memory<4> memory{};
-    Ring ring = memory.dropping();
+    Memory memory{};
+    Ring ring = memory.dropping(4);
     memory.write(ring, 1, 0, 1);
     memory.write(ring, 1, 0, 2);
     const std::int64_t slot = ring.try_claim(1);
@@ -251,8 +254,8 @@ TEST("no more than the limit is said to be unread when a writer died before it c
 // --------------------------------------------------------------------------------------------------------- the dead
 
 TEST("nothing of the living is put back, be they stopped") {
-    Shared<Memory<2>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(2);
     memory->write(ring, this_process(), 0, 1);
     Shared<Word> held;
     Child holder([&] {
@@ -273,8 +276,8 @@ TEST("nothing of the living is put back, be they stopped") {
 
 TEST("what a dead process wrote goes back to the writers and what it read to the readers, counted, also of a zombie") {
     for (const bool zombie : {false, true}) {
-        Shared<Memory<3>> memory;
-        Ring ring = memory->blocking();
+        Shared<Memory> memory;
+        Ring ring = memory->blocking(3);
         memory->write(ring, this_process(), 5, 1);
         Child holder([&] {
             const std::int64_t me = this_process();
@@ -298,8 +301,8 @@ TEST("what a dead process wrote goes back to the writers and what it read to the
 }
 
 TEST("what is returned from a dead reader is the oldest again") {
-    Shared<Memory<4>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(4);
     memory->write(ring, this_process(), 0, 1);
     Child([&] { ring.try_take(this_process()); }).join();
     memory->write(ring, this_process(), 0, 2);
@@ -308,8 +311,8 @@ TEST("what is returned from a dead reader is the oldest again") {
 }
 
 TEST("what a process held whose pid another one has now is put back") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     CHECK_EQ(ring.try_claim(this_process() - (std::int64_t{1} << pid_bits)), 0);
     CHECK_EQ(ring.reap(), 1);
     CHECK_EQ(ring.try_claim(this_process()), 0);
@@ -321,13 +324,13 @@ TEST("what a process held whose pid another one has now is put back") {
 TEST("of several that put back what the dead held each slot is put back by one") {
     constexpr int reapers = 3;
     struct Scene {
-        Memory<8> memory;
+        Memory memory;
         Meeting<reapers> meeting;
         std::atomic<std::int64_t> reaped;
     };
     for (int i = 0; i < check::times(100); ++i) {
         Shared<Scene> scene;
-        Ring ring = scene->memory.blocking();
+        Ring ring = scene->memory.blocking(8);
         for (std::int64_t number = 1; number <= 4; ++number)
             scene->memory.write(ring, 1, 0, number);
         Child([&] {
@@ -355,8 +358,8 @@ TEST("of several that put back what the dead held each slot is put back by one")
 // ---------------------------------------------------------------------------------------------------------- waiting
 
 TEST("a wait for a slot that is there returns it without a system call") {
-    Memory<2> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(2);
     CHECK(claim(ring).end == WaitEnd::reached);
     memory.write(ring, 1, 0, 1);
     const WaitResult taken = take(ring);
@@ -366,8 +369,8 @@ TEST("a wait for a slot that is there returns it without a system call") {
 }
 
 TEST("a wait for a slot ends at its deadline and not before") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     for (const std::int64_t timeout : {0 * ms, 20 * ms, 150 * ms}) {
         std::int64_t begin = now_ns();
         CHECK(take(ring, begin + timeout).end == WaitEnd::timed_out);
@@ -382,20 +385,21 @@ TEST("a wait for a slot ends at its deadline and not before") {
 
 // Others are always faster: the signal moves and the slot is gone.
 TEST("a waiter that others are always faster than is let go at its deadline") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     std::atomic<bool> over = false;
     std::thread others([&] {
         while (!over)
             signal_add(memory.control.written, 1);
     });
+    await([&] { return see(memory.control.written.value) > 0; });
     Spin spin(default_spin_limit_ns());
     WaitEnd end = WaitEnd::paused;
-    int pauses = 0;
-    for (const std::int64_t deadline = now_ns() + 100 * ms; end == WaitEnd::paused; ++pauses)
+    int pauses = -1;
+    for (const std::int64_t deadline = now_ns() + 300 * ms; end == WaitEnd::paused; ++pauses)
         end = ring.wait_take(this_process(), deadline, {}, spin).end;
     CHECK(end == WaitEnd::timed_out);
-    CHECK(pauses > 1); // and looks around meanwhile
+    CHECK(pauses > 0); // and looks around meanwhile
     over = true;
     others.join();
 }
@@ -416,45 +420,45 @@ template <class Wait, class Act> void check_woken(const SignalCell &signal, Wait
 } // namespace
 
 TEST("a commit wakes a reader") {
-    Memory<2> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(2);
     check_woken(memory.control.written, [&] { return take(ring); }, [&] { memory.write(ring, 1, 0, 1); });
 }
 
 TEST("a release wakes a blocked writer") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     memory.write(ring, this_process(), 0, 1);
     const std::int64_t slot = ring.try_take(this_process());
     check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.release(slot); });
 }
 
 TEST("a writer that gives up wakes a blocked writer") {
-    Memory<1> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(1);
     const std::int64_t slot = ring.try_claim(this_process());
     check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.abandon(slot); });
 }
 
 TEST("a commit to a dropping ring wakes a writer that found every slot held") {
-    Memory<3> memory{};
-    Ring ring = memory.dropping();
+    Memory memory{};
+    Ring ring = memory.dropping(3);
     const std::array held{ring.try_claim(this_process()), ring.try_claim(this_process()), ring.try_claim(this_process())};
     check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.commit(held[1]); });
     CHECK_EQ(see(memory.control.lost.dropped), 1);
 }
 
 TEST("a slot that comes between the attempt and the sleep is not slept through") {
-    Memory<2> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(2);
     kernel::before_wait = [&] { memory.write(ring, 1, 0, 1); };
     CHECK(take(ring).end == WaitEnd::reached);
     CHECK_EQ(kernel::last_wait, EAGAIN);
 }
 
 TEST("a slot whose writer was killed before its signal is found when the slice ends") {
-    Memory<2> memory{};
-    Ring ring = memory.blocking();
+    Memory memory{};
+    Ring ring = memory.blocking(2);
     const std::int64_t slot = ring.try_claim(1);
     kernel::before_wait = [&] { publish(memory.slot[slot].head.state, slot_word(SlotState::ready, 1)); };
     const std::int64_t begin = now_ns();
@@ -464,8 +468,8 @@ TEST("a slot whose writer was killed before its signal is found when the slice e
 
 TEST("a blocked writer gets the slot of a process that dies, within a second") {
     for (const bool reads : {false, true}) {
-        Shared<Memory<1>> memory;
-        Ring ring = memory->ring(reads ? Overflow::drop_oldest : Overflow::block, 1);
+        Shared<Memory> memory;
+        Ring ring = memory->ring(1, reads ? Overflow::drop_oldest : Overflow::block, 1);
         if (reads)
             memory->write(ring, this_process(), 0, 1);
         Shared<Word> held;
@@ -488,8 +492,8 @@ TEST("a blocked writer gets the slot of a process that dies, within a second") {
 }
 
 TEST("a reader gets the slot of a reader that dies, within a second") {
-    Shared<Memory<2>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(2);
     memory->write(ring, this_process(), 3, 1);
     Shared<Word> held;
     Child holder([&] {
@@ -509,8 +513,8 @@ TEST("a reader gets the slot of a reader that dies, within a second") {
 }
 
 TEST("a wait for a slot ends within a second of the death of a watched process and says which") {
-    Shared<Memory<1>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
     for (const bool reads : {true, false}) {
         Child first([] { pause(); }), second_child([] { pause(); });
         const std::array pidfds{first.pidfd(), second_child.pidfd()};
@@ -531,11 +535,11 @@ TEST("a wait for a slot ends within a second of the death of a watched process a
 TEST("what a process commits with its last breath is never reported as its death") {
     int forbidden = 0;
     for (int i = 0; i < check::times(200); ++i) {
-        Shared<Memory<2>> memory;
-        Ring ring = memory->blocking();
+        Shared<Memory> memory;
+        Ring ring = memory->blocking(2);
         Child writer([&] {
             const std::int64_t slot = ring.try_claim(this_process());
-            if (i % 2 == 0)
+            if (i % 50 == 0)
                 publish(memory->slot[slot].head.state, slot_word(SlotState::ready, 1)); // killed before its signal
             else
                 ring.commit(slot);
@@ -553,13 +557,16 @@ TEST("what a process commits with its last breath is never reported as its death
 
 namespace {
 
-// What must hold when all others are dead: after one reap every slot is free or unread, the unread ones are whole, in order
-// and not twice, and each of `before` is there, or its loss is counted. `killed` processes may have put the count out by one.
-template <int count> Numbers check_aftermath(Memory<count> &memory, Ring &ring, std::int64_t killed, const Numbers &before) {
+// A process long dead. With a pid that nobody has, the question takes no time, and few instructions.
+constexpr std::int64_t nobody = std::int64_t{1} << pid_bits;
+
+// What must hold after a process was killed: after one reap every slot is free or unread, the unread ones are whole, in order
+// and not twice, and each of `before` is there or its loss is counted.
+Numbers check_aftermath(Memory &memory, Ring &ring, const Numbers &before) {
     const std::int64_t me = this_process();
     ring.reap();
     CHECK_EQ(memory.in(SlotState::writing) + memory.in(SlotState::reading), 0);
-    CHECK(std::abs(memory.excess()) <= killed);
+    CHECK(std::abs(memory.excess()) <= 1);
     const Numbers left = memory.drain(ring, me);
     CHECK(std::ranges::is_sorted(left) && std::ranges::adjacent_find(left) == left.end());
     CHECK(std::ranges::find(left, -1) == left.end()); // torn
@@ -569,34 +576,28 @@ template <int count> Numbers check_aftermath(Memory<count> &memory, Ring &ring, 
     std::vector<std::int64_t> claimed;
     for (std::int64_t slot; (slot = ring.try_claim(me)) >= 0;)
         claimed.push_back(slot);
-    CHECK_EQ(claimed.size(), count);
+    CHECK_EQ(claimed.size(), memory.count);
     return left;
 }
 
 } // namespace
 
 TEST("a writer killed at any instruction of claim and commit costs no slot, and nothing is lost or torn") {
-    Shared<Memory<3>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(3);
     const std::int64_t me = this_process();
     int written = 0;
-    at_every_instruction(
+    after_every_change(
+        *memory,
         [&] {
             memory->wipe();
             memory->write(ring, me, 0, 1);
             memory->write(ring, me, 0, 2);
         },
-        [&](std::int64_t process) {
-            const std::int64_t slot = ring.try_claim(process);
-            memory->payload(slot).number = 3; // the rest is there from the first time
-            ring.commit(slot);
-        },
+        [&](std::int64_t process) { memory->write(ring, process, 0, 3); },
         [&](Stepped &writer, int) {
             writer.kill();
-            for (auto &slot : memory->slot)
-                if (slot.payload.number == 3)
-                    slot.payload.fill(0, 3);
-            const Numbers left = check_aftermath(*memory, ring, 1, {1, 2});
+            const Numbers left = check_aftermath(*memory, ring, {1, 2});
             CHECK(left == Numbers({1, 2}) || left == Numbers({1, 2, 3}));
             written += left.size() == 3;
         });
@@ -604,36 +605,33 @@ TEST("a writer killed at any instruction of claim and commit costs no slot, and 
 }
 
 TEST("a writer killed at any instruction of a commit that drops the oldest costs no slot, and no loss goes uncounted") {
-    Shared<Memory<4>> memory;
-    Ring ring = memory->dropping();
+    Shared<Memory> memory;
+    Ring ring = memory->dropping(4);
     const std::int64_t me = this_process();
-    at_every_instruction(
+    int dropped = 0;
+    after_every_change(
+        *memory,
         [&] {
             memory->wipe();
             memory->write(ring, me, 0, 1);
             memory->write(ring, me, 0, 2);
-            memory->payload(ring.try_claim(me)).fill(0, 3);
         },
-        [&](std::int64_t process) {
-            // The slot was claimed, and filled, by the parent: as if by this process.
-            const std::int64_t slot = 2;
-            memory->slot[slot].head.state.store(slot_word(SlotState::writing, process), std::memory_order_relaxed);
-            ring.commit(slot);
-        },
+        [&](std::int64_t process) { memory->write(ring, process, 0, 3); },
         [&](Stepped &writer, int) {
             writer.kill();
-            if (memory->slot[2].head.state == slot_word(SlotState::writing, me))
-                ring.abandon(2); // the child had not come to take it over
-            const Numbers left = check_aftermath(*memory, ring, 1, {1, 2});
+            const Numbers left = check_aftermath(*memory, ring, {1, 2});
             CHECK(left == Numbers({1, 2}) || left == Numbers({1, 2, 3}) || left == Numbers({2, 3}));
+            dropped += left == Numbers({2, 3});
         });
+    CHECK(dropped > 0);
 }
 
 TEST("a writer killed at any instruction of a claim that takes the oldest unread costs no slot, and no loss goes uncounted") {
-    Shared<Memory<3>> memory;
-    Ring ring = memory->ring(Overflow::drop_oldest, 3);
+    Shared<Memory> memory;
+    Ring ring = memory->ring(3, Overflow::drop_oldest, 3);
     const std::int64_t me = this_process();
-    at_every_instruction(
+    after_every_change(
+        *memory,
         [&] {
             memory->wipe();
             for (std::int64_t number = 1; number <= 3; ++number)
@@ -642,17 +640,29 @@ TEST("a writer killed at any instruction of a claim that takes the oldest unread
         [&](std::int64_t process) { ring.try_claim(process); },
         [&](Stepped &writer, int) {
             writer.kill();
-            const Numbers left = check_aftermath(*memory, ring, 1, {1, 2, 3});
+            const Numbers left = check_aftermath(*memory, ring, {1, 2, 3});
             CHECK(left == Numbers({1, 2, 3}) || left == Numbers({2, 3}));
         });
 }
 
+TEST("a writer killed at any instruction of giving up costs no slot") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(2);
+    after_every_change(
+        *memory, [&] { memory->wipe(); }, [&](std::int64_t process) { ring.abandon(ring.try_claim(process)); },
+        [&](Stepped &writer, int) {
+            writer.kill();
+            CHECK(check_aftermath(*memory, ring, {}).empty());
+        });
+}
+
 TEST("a reader killed at any instruction of take and release costs no slot, and what it did not finish is read by another") {
-    Shared<Memory<3>> memory;
-    Ring ring = memory->blocking();
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(3);
     const std::int64_t me = this_process();
     int returned = 0;
-    at_every_instruction(
+    after_every_change(
+        *memory,
         [&] {
             memory->wipe();
             for (std::int64_t number = 1; number <= 3; ++number)
@@ -662,20 +672,41 @@ TEST("a reader killed at any instruction of take and release costs no slot, and 
         [&](Stepped &reader, int) {
             reader.kill();
             const bool finished = memory->in(SlotState::free) == 1;
-            const Numbers left = check_aftermath(*memory, ring, 1, {});
+            const Numbers left = check_aftermath(*memory, ring, {});
             CHECK(left == (finished ? Numbers({2, 3}) : Numbers({1, 2, 3})));
             returned += static_cast<int>(see(memory->control.taken.returned));
         });
     CHECK(returned > 0);
 }
 
+TEST("one that puts back what the dead held can be killed at any instruction: the next one finishes") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(3);
+    const std::int64_t me = this_process();
+    after_every_change(
+        *memory,
+        [&] {
+            memory->wipe();
+            memory->write(ring, me, 0, 1);
+            ring.try_take(nobody);
+            ring.try_claim(nobody);
+        },
+        [&](std::int64_t) { ring.reap(); },
+        [&](Stepped &reaper, int) {
+            reaper.kill();
+            CHECK(check_aftermath(*memory, ring, {1}) == Numbers({1}));
+            const std::int64_t counted = see(memory->control.lost.abandoned) + see(memory->control.taken.returned);
+            CHECK(counted == 1 || counted == 2);
+        });
+}
+
 // A reader is held at an instruction of its search while a writer commits twice.
 //   nothing, or the first     acceptable
 //   the second                FORBIDDEN    its writer's order is broken
 TEST("a reader held at any instruction never takes a writer's second slot before its first") {
-    Shared<Memory<6>> memory;
+    Shared<Memory> memory;
     Shared<Word> taken;
-    Ring ring = memory->blocking();
+    Ring ring = memory->blocking(6);
     const std::int64_t me = this_process();
     at_every_instruction(
         [&] {
@@ -686,7 +717,7 @@ TEST("a reader held at any instruction never takes a writer's second slot before
             const std::int64_t slot = ring.try_take(process);
             publish(*taken, slot < 0 ? 0 : memory->payload(slot).number);
         },
-        [&](Stepped &reader, int) {
+        [&](Stepped &reader) {
             memory->write(ring, me, 0, 1);
             memory->write(ring, me, 0, 2);
             CHECK_EQ(reader.finish(), 0);
@@ -698,8 +729,8 @@ TEST("a reader held at any instruction never takes a writer's second slot before
 //   all counts are exact, as many are unread as the limit says  acceptable
 //   a slot lost, a count wrong, more dropped than needed        FORBIDDEN
 TEST("a writer held at any instruction neither stops the others nor spoils a count") {
-    Shared<Memory<5>> memory;
-    Ring ring = memory->dropping();
+    Shared<Memory> memory;
+    Ring ring = memory->dropping(5);
     const std::int64_t me = this_process();
     at_every_instruction(
         [&] {
@@ -709,14 +740,13 @@ TEST("a writer held at any instruction neither stops the others nor spoils a cou
         },
         [&](std::int64_t process) {
             const std::int64_t slot = ring.try_claim(process);
-            memory->payload(slot).fill(1, 100);
+            memory->payload(slot).number = -1;
             ring.commit(slot);
         },
-        [&](Stepped &writer, int) {
+        [&](Stepped &writer) {
             for (std::int64_t number = 4; number <= 6; ++number)
                 memory->write(ring, me, 0, number);
-            const std::int64_t read = memory->read(ring, me);
-            CHECK(read > 0);
+            CHECK(memory->read(ring, me) != 0);
             memory->write(ring, me, 0, 7);
             CHECK_EQ(writer.finish(), 0);
             CHECK_EQ(see(memory->control.written.value), 8);
@@ -725,39 +755,33 @@ TEST("a writer held at any instruction neither stops the others nor spoils a cou
             CHECK_EQ(memory->in(SlotState::ready), 3);
             CHECK_EQ(memory->in(SlotState::free), 2);
             Numbers left = memory->drain(ring, me);
-            std::erase(left, 100);
+            std::erase(left, -1); // the held one's
             CHECK(std::ranges::is_sorted(left));
         });
 }
 
-TEST("one that puts back what the dead held does so once, held or killed at any instruction") {
-    Shared<Memory<3>> memory;
-    Ring ring = memory->blocking();
+TEST("one that puts back what the dead held, held itself at any instruction, does not do again what another did") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(3);
     const std::int64_t me = this_process();
-    const std::int64_t dead = me - (std::int64_t{1} << pid_bits); // the same pid, another start
-    for (const bool killed : {false, true})
-        at_every_instruction(
-            [&] {
-                memory->wipe();
-                memory->write(ring, me, 0, 1);
-                ring.try_take(dead);
-                ring.try_claim(dead);
-            },
-            [&](std::int64_t) { ring.reap(); },
-            [&](Stepped &reaper, int) {
-                if (killed)
-                    reaper.kill();
-                ring.reap();
-                const std::int64_t slot = ring.try_take(me);
-                CHECK_EQ(memory->payload(slot).number, 1);
-                if (!killed)
-                    CHECK_EQ(reaper.finish(), 0);
-                CHECK_EQ(memory->in(SlotState::reading), 1);
-                CHECK_EQ(memory->in(SlotState::free), 2);
-                const std::int64_t counted = see(memory->control.lost.abandoned) + see(memory->control.taken.returned);
-                CHECK(counted == 2 || (killed && counted == 1));
-            },
-            120);
+    at_every_instruction(
+        [&] {
+            memory->wipe();
+            memory->write(ring, me, 0, 1);
+            ring.try_take(nobody);
+            ring.try_claim(nobody);
+        },
+        [&](std::int64_t) { ring.reap(); },
+        [&](Stepped &reaper) {
+            ring.reap();
+            const std::int64_t slot = ring.try_take(me);
+            CHECK_EQ(memory->payload(slot).number, 1);
+            CHECK_EQ(reaper.finish(), 0);
+            CHECK_EQ(memory->in(SlotState::reading), 1);
+            CHECK_EQ(memory->in(SlotState::free), 2);
+            CHECK_EQ(see(memory->control.lost.abandoned), 1);
+            CHECK_EQ(see(memory->control.taken.returned), 1);
+        });
 }
 
 #endif
@@ -769,9 +793,9 @@ namespace {
 // Race: writers fill and commit, now and then give up; readers take, check and release.
 //   each commit is read once, or dropped and counted; each reader sees each writer's in order  acceptable
 //   torn, twice, out of order, lost without a count                                            FORBIDDEN
-template <int count, int writers> struct Race {
-    static constexpr int each = check::times(24'000);
-    Memory<count> memory;
+template <int writers> struct Race {
+    static constexpr int each = check::slowdown == 1 ? 50'000 : check::times(80'000);
+    Memory memory;
     alignas(64) std::atomic<int> writing;
     std::atomic<int> torn, disordered, blocked;
     std::atomic<std::int64_t> given_up;
@@ -834,7 +858,7 @@ template <int count, int writers> struct Race {
         CHECK_EQ(see(memory.control.lost.abandoned), given_up.load());
         CHECK_EQ(see(memory.control.taken.returned), 0);
         CHECK_EQ(ring.unread(), 0);
-        CHECK_EQ(memory.in(SlotState::free), count);
+        CHECK_EQ(memory.in(SlotState::free), memory.count);
         CHECK(once > 0);
     }
     void run_threads(Ring ring, int readers) {
@@ -864,45 +888,83 @@ template <int count, int writers> struct Race {
 } // namespace
 
 TEST("in a blocking ring every commit of threads is read once, whole and in its writer's order") {
-    Shared<Race<4, 3>> race;
-    race->run_threads(race->memory.blocking(), 2);
+    Shared<Race<3>> race;
+    race->run_threads(race->memory.blocking(4), 2);
     CHECK_EQ(see(race->memory.control.lost.dropped), 0);
 }
 
 TEST("in a blocking ring every commit of processes is read once, whole and in its writer's order") {
-    Shared<Race<4, 3>> race;
-    race->run_processes(race->memory.blocking(), 2);
+    Shared<Race<3>> race;
+    race->run_processes(race->memory.blocking(4), 2);
     CHECK_EQ(see(race->memory.control.lost.dropped), 0);
 }
 
 TEST("in a blocking ring of one slot every commit is read once") {
-    Shared<Race<1, 2>> race;
-    race->run_processes(race->memory.blocking(), 2);
+    Shared<Race<2>> race;
+    race->run_processes(race->memory.blocking(1), 2);
     CHECK_EQ(see(race->memory.control.lost.dropped), 0);
 }
 
 TEST("in a dropping ring every commit of threads is read once or counted as dropped") {
-    Shared<Race<8, 2>> race;
-    race->run_threads(race->memory.dropping(), 2);
+    Shared<Race<2>> race;
+    race->run_threads(race->memory.dropping(8), 2);
 }
 
 TEST("in a dropping ring every commit of processes is read once or counted as dropped") {
-    Shared<Race<8, 3>> race;
-    race->run_processes(race->memory.dropping(), 2);
+    Shared<Race<3>> race;
+    race->run_processes(race->memory.dropping(8), 2);
 }
 
 TEST("in a dropping ring with more writers than slots the counts are exact") {
-    Shared<Race<2, 4>> race;
-    race->run_processes(race->memory.ring(Overflow::drop_oldest, 1), 1);
+    Shared<Race<4>> race;
+    race->run_processes(race->memory.ring(2, Overflow::drop_oldest, 1), 1);
+}
+
+// Race: two writers commit at once to a ring that has room for one unread slot.
+//   one is dropped      acceptable
+//   none is             FORBIDDEN    neither saw the other's, and more than the limit is unread
+//   both are            FORBIDDEN    each dropped the other's
+TEST("of two commits at once that are one too many one is dropped") {
+    struct Scene {
+        Memory memory;
+        alignas(64) Meeting<2> begin;
+        alignas(64) Meeting<2> end;
+    };
+    constexpr int rounds = check::times(160'000);
+    Shared<Scene> scene;
+    Ring ring = scene->memory.dropping(3);
+    const std::int64_t me = this_process();
+    const auto commit_one = [&](Dice &dice) {
+        const std::int64_t slot = ring.try_claim(me);
+        scene->begin.meet();
+        for (std::int64_t pause = dice.between(0, 30); pause > 0; --pause) // some luck in who comes first
+            see(scene->memory.control.taken.waited);
+        ring.commit(slot);
+        scene->end.meet();
+    };
+    std::thread other([&] {
+        Dice dice(1);
+        for (int round = 0; round < rounds; ++round)
+            commit_one(dice);
+    });
+    Dice dice(2);
+    int forbidden = 0;
+    for (int round = 0; round < rounds; ++round) {
+        commit_one(dice);
+        forbidden += scene->memory.in(SlotState::ready) != 1;
+        scene->memory.drain(ring, me);
+    }
+    other.join();
+    CHECK_EQ(forbidden, 0);
 }
 
 namespace {
 
 // Writers and readers that are killed and replaced. Each incarnation of a writer has a number, and notes what it committed.
 struct Massacre {
-    static constexpr int incarnations = 160;
-    static constexpr int each = 2'000;
-    Memory<6> memory;
+    static constexpr int incarnations = 260;
+    static constexpr int each = 20'000;
+    Memory memory;
     alignas(64) std::atomic<int> torn;
     std::array<Word, incarnations> committed; // the last number whose commit returned
     std::array<std::array<std::atomic<std::uint8_t>, each + 1>, incarnations> seen;
@@ -940,7 +1002,7 @@ struct Massacre {
     }
 
     void run(Ring ring, std::uint64_t seed) {
-        constexpr int writers = 3, readers = 2, kills = check::times(120);
+        constexpr int writers = 3, readers = 2, kills = check::times(250);
         Dice dice(seed);
         std::array<std::optional<Child>, writers + readers> cast;
         int incarnation = 0, killed_readers = 0;
@@ -997,18 +1059,18 @@ struct Massacre {
 
 TEST("writers and readers killed at random instants cost a blocking ring no slot and no commit") {
     Shared<Massacre> massacre;
-    massacre->run(massacre->memory.blocking(), 21);
+    massacre->run(massacre->memory.blocking(6), 21);
     CHECK_EQ(see(massacre->memory.control.lost.dropped), 0);
 }
 
 TEST("writers and readers killed at random instants cost a dropping ring no slot, and what is lost is counted") {
     Shared<Massacre> massacre;
-    massacre->run(massacre->memory.dropping(), 22);
+    massacre->run(massacre->memory.dropping(6), 22);
 }
 
 TEST("a stopped reader keeps its slot as it is and holds up nobody in a dropping ring") {
-    Shared<Memory<5>> memory;
-    Ring ring = memory->dropping();
+    Shared<Memory> memory;
+    Ring ring = memory->dropping(5);
     const std::int64_t me = this_process();
     memory->write(ring, me, 0, 1);
     Shared<Word> taken;
@@ -1037,8 +1099,8 @@ TEST("a stopped reader keeps its slot as it is and holds up nobody in a dropping
 }
 
 TEST("readers and writers stopped at random instants spoil nothing") {
-    Shared<Race<6, 2>> race;
-    Ring ring = race->memory.dropping();
+    Shared<Race<2>> race;
+    Ring ring = race->memory.dropping(6);
     race->writing = 2;
     std::list<Child> children;
     for (int writer = 0; writer < 2; ++writer)

@@ -8,7 +8,9 @@
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define MEMLANE_STEPPED
 
+#include <cstring>
 #include <stdexcept>
+#include <vector>
 
 #include <sys/ptrace.h>
 
@@ -63,18 +65,40 @@ class Stepped {
     Child child_;
 };
 
-// Prepares, lets a child begin `body`, and calls `act` with the child held before an instruction of it and that one's number;
-// for each one in turn, or for at most `most` that are evenly spread.
-template <class Prepare, class Body, class Act>
-void at_every_instruction(Prepare prepare, Body body, Act act, int most = 1000) {
+// Prepares, lets a child begin `body`, and calls `act` with the child held before an instruction of it; for each one in turn.
+template <class Prepare, class Body, class Act> void at_every_instruction(Prepare prepare, Body body, Act act) {
     prepare();
-    body(memlane::this_process()); // once here: the first call of a function looks it up, in thousands of instructions that are not ours
+    body(memlane::this_process()); // once here: the first call of a function looks it up, in thousands of instructions
     prepare();
     int length = 0;
     for (Stepped whole(body); whole.step();)
         ++length;
-    const int stride = 1 + length / most;
-    for (int at = 0; at <= length; at += stride) {
+    for (int at = 0; at <= length; ++at) {
+        prepare();
+        Stepped child(body, at);
+        act(child);
+    }
+}
+
+// The same for a child that is to be killed: held at the beginning, and after each instruction that changed `shared`. All
+// that a killed process leaves is what it stored, so between two changes every instruction is the same to the others. `act`
+// is told the instruction's number too.
+template <class Memory, class Prepare, class Body, class Act>
+void after_every_change(const Memory &shared, Prepare prepare, Body body, Act act) {
+    prepare();
+    body(memlane::this_process());
+    prepare();
+    std::vector<int> changes{0};
+    std::vector<std::byte> before(sizeof(Memory));
+    std::memcpy(before.data(), &shared, sizeof(Memory));
+    Stepped whole(body);
+    for (int at = 1; whole.step(); ++at)
+        if (std::memcmp(before.data(), &shared, sizeof(Memory)) != 0) {
+            std::memcpy(before.data(), &shared, sizeof(Memory));
+            changes.push_back(at);
+        }
+    CHECK(changes.size() > 1);
+    for (const int at : changes) {
         prepare();
         Stepped child(body, at);
         act(child, at);

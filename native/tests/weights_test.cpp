@@ -212,16 +212,17 @@ TEST("a publication wakes who waits for it") {
 
 #if defined(MEMLANE_STEPPED)
 
-// A writer is killed at an instruction, and its successors at the same one, with no publication in between.
+// A writer is killed, and its successors at the same instruction, with no publication in between.
 //   the next writer publishes, readers see whole versions  acceptable
 //   the next writer is refused                             FORBIDDEN    the dead keep their buffers
 //   a torn read                                            FORBIDDEN
 TEST("writers killed at any instruction, more of them than buffers, keep nobody from publishing or reading") {
-    Shared<Memory<2>> memory;
+    Shared<Memory<3>> memory;
     Block block = stamped(200);
     const auto parts = parts_of(block);
     const auto body = [&](std::int64_t process) { memory->weights().publish(process, parts); };
-    at_every_instruction(
+    after_every_change(
+        *memory,
         [&] {
             memory->wipe();
             memory->publish(100);
@@ -229,7 +230,7 @@ TEST("writers killed at any instruction, more of them than buffers, keep nobody 
         body,
         [&](Stepped &writer, int at) {
             writer.kill();
-            for (int successor = 0; successor < 2; ++successor)
+            for (int successor = 0; successor < 3; ++successor)
                 Stepped(body, at).kill();
             const Seen left = memory->read();
             CHECK(left.stamp == 100 || left.stamp == 200);
@@ -258,7 +259,7 @@ TEST("a writer held at any instruction holds up neither another writer nor reade
             *version = 0;
         },
         [&](std::int64_t process) { publish(*version, memory->weights().publish(process, parts)); },
-        [&](Stepped &writer, int) {
+        [&](Stepped &writer) {
             std::int64_t last = memory->read().version;
             for (int more = 1; more <= 5; ++more) {
                 const std::int64_t mine = memory->publish(300 + more, me);
@@ -295,7 +296,7 @@ TEST("a reader held at any instruction reads one whole version whatever is publi
                 *version = 0;
             },
             [&](std::int64_t) { publish(*version, memory->weights().read(parts)); },
-            [&](Stepped &reader, int) {
+            [&](Stepped &reader) {
                 for (std::int64_t more = 1; more <= publications; ++more)
                     memory->publish(1 + more, me);
                 CHECK_EQ(reader.finish(), 0);
@@ -315,7 +316,7 @@ namespace {
 //   torn, older, another content than its writer published      FORBIDDEN
 //   a refused publication while buffers > writers               FORBIDDEN
 template <int writers, int buffers> struct Race {
-    static constexpr int each = check::slowdown == 1 ? 300'000 : check::times(60'000);
+    static constexpr int each = check::slowdown == 1 ? 200'000 : check::times(80'000);
     Memory<buffers> memory;
     alignas(64) std::atomic<int> at_work;
     std::atomic<int> torn_reads, older, others, refused;

@@ -162,7 +162,7 @@ struct Recycling {
     }
 };
 
-constexpr std::int64_t enough_copies = check::times(200'000);
+constexpr std::int64_t enough_copies = check::times(60'000);
 
 } // namespace
 

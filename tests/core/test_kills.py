@@ -4,7 +4,7 @@ Each test kills many processes (victims.py) in one phase of their life, and afte
 survivors got data or a named error within a second, nothing torn was accepted, no name, no memory and no process stays
 behind. The last test counts: kills that the kernel confirmed, and the phases that they hit.
 
-`make soak` runs the same tests with twenty times the kills. A run can be repeated with MEMLANE_KILL_SEED, as far as
+`make soak` runs the same tests with twelve times the kills. A run can be repeated with MEMLANE_KILL_SEED, as far as
 timing can.
 """
 
@@ -40,7 +40,7 @@ from memlane.core import Life, Peer, PeerDied, Segment, SegmentMissing, reclaim
 PROMISE_NS = 1_000_000_000  # a death is noticed within a second
 PATIENCE = 10.0  # seconds after which a test gives up on something that is no promise of ours, such as a fork
 LONGEST_DELAY = 0.015  # seconds; some hundred turns of the fast loops, a few of those that make large segments
-SOAK = 20  # times the kills of `make test`
+SOAK = 12  # times the kills of `make test`: thousands
 
 LEAST_AT_STAKE = 24 * 2**20  # bytes; what the kills of one test must have been able to leak for a look to mean much
 

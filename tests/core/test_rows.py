@@ -309,3 +309,15 @@ def test_arrays_that_cannot_be_copied_as_rows_are_an_error_that_names_the_field(
 ) -> None:
     with pytest.raises(error, match=words):
         Rows(arrays)
+
+
+def test_values_that_nobody_else_holds_live_until_they_are_copied() -> None:
+    class Fresh(dict[str, np.ndarray[Any, Any]]):
+        """Every look makes a new array."""
+
+        def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+            return np.full((4096, 64), 7.0)
+
+    table = np.zeros((4096, 64))
+    Rows({"x": table}).scatter(np.arange(4096), Fresh(x=np.zeros((4096, 64))))
+    assert (table == 7).all()

@@ -223,7 +223,33 @@ def test_a_process_kept_on_one_core_of_several_spins_all_the_same() -> None:
         assert process.communicate(timeout=PATIENCE)[0] == expected
 
 
+def test_a_limit_that_is_set_during_a_wait_stays_set(ping: Signal) -> None:
+    waiter = threading.Thread(target=ping.wait, args=[1])
+    waiter.start()
+    time.sleep(0.05)
+    ping.spin_limit_ns = 7
+    ping.store(1)
+    waiter.join()
+    assert ping.spin_limit_ns == 7
+
+
 # --------------------------------------------------------------------------------------------------------------- ending
+
+
+def test_the_interpreter_ends_in_peace_while_a_daemon_thread_waits() -> None:
+    code = """
+        import threading, time
+        from memlane.core import SIGNAL, Segment
+        segment = Segment.create({"x": (SIGNAL, ())})
+        signal = segment.signal("x")
+        for _ in range(4):
+            threading.Thread(target=signal.wait, args=[1], daemon=True).start()
+        time.sleep(0.08)  # the waits look around every 0.1 s: most of them do so during the end
+    """
+    for _ in range(3):
+        with script(code) as process:
+            assert process.communicate(timeout=PATIENCE)[1] in ("", None)
+            assert process.returncode == 0
 
 
 def test_the_death_of_a_peer_ends_a_wait_within_a_second_and_is_told_in_full(ping: Signal) -> None:

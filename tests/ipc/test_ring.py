@@ -184,7 +184,7 @@ def test_any_layout_goes_to_another_process_and_back_bit_for_bit(fields: dict[st
 def test_a_slot_is_one_block_of_bytes_that_can_be_sent_as_it_is(checked: Ring) -> None:
     checked.writer().put(Payload().fill(6))
     with checked.reader().take(timeout=1) as slot:
-        block = bytes(checked.segment["slots"][slot.index].tobytes())
+        block = checked.segment["slots"][slot.index].tobytes()
     received = checked.layout.views(block, _native.SLOT_HEAD_BYTES)
     assert (int(received["number"]), whole(received)) == (6, True)
 
@@ -192,10 +192,10 @@ def test_a_slot_is_one_block_of_bytes_that_can_be_sent_as_it_is(checked: Ring) -
 def test_all_fields_of_a_slot_lie_in_its_block(checked: Ring) -> None:
     slots = checked.segment["slots"]
     with checked.writer().claim() as slot:
-        begin = slots.__array_interface__["data"][0] + slot.index * slots.dtype.itemsize
+        begin = slots[slot.index].__array_interface__["data"][0]
         for view in slot.values():
             address = view.__array_interface__["data"][0]
-            assert begin < address <= address + view.nbytes <= begin + slots.dtype.itemsize
+            assert begin < address <= address + view.nbytes <= begin + slots.shape[1]
 
 
 # ---------------------------------------------------------------------------------------------------------- put and get
@@ -254,7 +254,7 @@ def test_put_and_get_say_what_does_not_fit(
 def test_get_refuses_to_write_into_what_is_read_only(ring: Ring) -> None:
     out = np.zeros(2, np.int64)
     out.flags.writeable = False
-    with pytest.raises(ValueError, match="'x'.* is read-only"):
+    with pytest.raises(ValueError, match=r"'x'.* is read-only"):
         ring.reader().get({"x": out}, timeout=0)
 
 
@@ -370,7 +370,7 @@ def test_a_reader_waits_for_a_slot_that_another_process_writes(checked: Ring) ->
 def test_taking_from_an_empty_ring_is_an_error_and_not_old_data(ring: Ring) -> None:
     write(ring, 1)
     read(ring)
-    with pytest.raises(WaitTimeout, match="waited 0 s for a slot to read in the ring .*; 1 have been written"):
+    with pytest.raises(WaitTimeout, match=r"waited 0 s for a slot to read in the ring .*; 1 have been written"):
         ring.reader().take(timeout=0)
 
 
@@ -383,7 +383,7 @@ def test_readers_that_waited_are_counted_and_those_that_only_looked_are_not(ring
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
 def test_a_timeout_that_is_no_duration_is_refused(ring: Ring, timeout: float) -> None:
-    with pytest.raises(ValueError, match="timeout must be None .* or a number of seconds"):
+    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds"):
         ring.reader().take(timeout=timeout)
 
 
@@ -405,7 +405,7 @@ def test_the_death_of_a_peer_ends_a_blocked_writers_wait(blocking: Ring) -> None
     write(blocking, 1, 2, 3)
     peer = dead_peer("the learner")
     begin = time.monotonic()
-    with pytest.raises(PeerDied, match="the learner .* while this process waited for a slot to write"):
+    with pytest.raises(PeerDied, match=r"the learner .* while this process waited for a slot to write"):
         blocking.writer().claim(timeout=PATIENCE, peers=[peer])
     assert time.monotonic() - begin < PROMISE
 
@@ -605,6 +605,30 @@ def test_the_slot_of_a_killed_reader_comes_before_younger_ones_once_it_is_found(
     assert lane_support.take_all(checked, 2) == [1, 2]
 
 
+def test_writers_killed_with_slots_do_not_make_a_ring_that_drops_smaller() -> None:
+    with Ring(CHECKED, num_slots=2) as ring:
+        for _ in range(2):
+            die_in_child(lane_support.claim_and_die, ring)
+        payload, reader = Payload(), ring.reader()
+
+        def keeps_num_slots() -> bool:
+            """Whether num_slots stay readable while one more is written and one is read."""
+            for number in range(3):
+                ring.writer().put(payload.fill(number))
+            with reader.take(timeout=1):
+                ring.writer().put(payload.fill(3))
+                with ring.writer().claim(timeout=1):
+                    return ring.unread == 2
+
+        assert wait_for(keeps_num_slots, PROMISE)
+
+
+def test_a_reader_that_only_looks_finds_the_slot_of_a_killed_reader_too(checked: Ring) -> None:
+    checked.writer().put(Payload().fill(1))
+    die_in_child(lane_support.take_and_die, checked)
+    assert wait_for(lambda: not timed_out(lambda: checked.reader().take(timeout=0).release()), PROMISE)
+
+
 def test_reap_leaves_the_slots_of_the_living_alone(checked: Ring, board: Segment) -> None:
     checked.writer().put(Payload().fill(1))
     with child(lane_support.take_one_and_wait, checked, board):
@@ -632,9 +656,11 @@ def test_reap_leaves_the_slots_of_the_stopped_alone(checked: Ring, board: Segmen
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_ring_goes_into_a_child_as_an_argument(method: str) -> None:
-    with Ring(CHECKED, num_slots=2, overflow="block") as ring:
-        with child(lane_support.put_some, ring, [1, 2, 3], 6, method=method):
-            assert lane_support.take_all(ring, 3) == [1, 2, 3]
+    with (
+        Ring(CHECKED, num_slots=2, overflow="block") as ring,
+        child(lane_support.put_some, ring, [1, 2, 3], 6, method=method),
+    ):
+        assert lane_support.take_all(ring, 3) == [1, 2, 3]
 
 
 def test_a_pickled_ring_is_the_same_ring(dropping: Ring) -> None:
@@ -677,23 +703,27 @@ def test_a_name_belongs_to_one_ring() -> None:
 
 
 def test_attaching_with_another_layout_says_the_difference() -> None:
-    with Ring(SMALL, name=fresh_name("ring")) as ring:
-        with pytest.raises(
-            SegmentError, match=r"has another layout: expected field x: int32\[2\], found x: int64\[2\]"
-        ):
-            Ring.attach(ring.name or "", layout={"x": ("int32", 2)})
+    with (
+        Ring(SMALL, name=fresh_name("ring")) as ring,
+        pytest.raises(SegmentError, match=r"another layout: expected field x: int32\[2\], found x: int64\[2\]"),
+    ):
+        Ring.attach(ring.name or "", layout={"x": ("int32", 2)})
 
 
 def test_attaching_to_another_kind_of_lane_is_refused() -> None:
-    with Weights(SMALL, name=fresh_name("weights")) as weights:
-        with pytest.raises(SegmentError, match="is not a ring lane"):
-            Ring.attach(weights.name or "")
+    with (
+        Weights(SMALL, name=fresh_name("weights")) as weights,
+        pytest.raises(SegmentError, match="is not a ring lane"),
+    ):
+        Ring.attach(weights.name or "")
 
 
 def test_attaching_to_a_segment_that_is_no_lane_is_refused() -> None:
-    with Segment.create(SMALL, name=fresh_name("plain")) as segment:
-        with pytest.raises(SegmentError, match="is not a ring lane: .*'description'"):
-            Ring.attach(segment.name or "")
+    with (
+        Segment.create(SMALL, name=fresh_name("plain")) as segment,
+        pytest.raises(SegmentError, match=r"is not a ring lane: .*'description'"),
+    ):
+        Ring.attach(segment.name or "")
 
 
 @pytest.mark.parametrize("setting", [0, 1], ids=["num_slots", "overflow"])
@@ -723,6 +753,11 @@ def test_what_a_ring_takes_is_known_before_it_is_made() -> None:
     promised = Ring.segment_layout(layout, 5, "block").nbytes
     with Ring(layout, num_slots=5, overflow="block") as ring:
         assert ring.segment.layout.nbytes == promised
+
+
+def test_a_slot_can_be_larger_than_2_gib() -> None:
+    layout = Layout({"frames": ("uint8", 3 * 2**30)})
+    assert Ring.segment_layout(layout, 2, "block").nbytes > 6 * 2**30
 
 
 USES: dict[str, Callable[[Ring], object]] = {

@@ -1,7 +1,7 @@
 """The ring against a model in plain Python: several writers and readers, random operations, deaths among them.
 
-The model is a list and some numbers. After every step the ring must agree with it: who holds what, what is unread and in
-which order, what every slot contains, and every counter.
+The model is a list and some numbers. After every step the ring must agree with it: who holds what, what is unread and
+in which order, what every slot contains, and every counter.
 """
 
 from __future__ import annotations

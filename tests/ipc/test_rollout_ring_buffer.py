@@ -90,7 +90,7 @@ def test_a_size_below_one_is_refused_by_name(argument: str) -> None:
 
 
 def test_a_negative_critic_dim_is_refused() -> None:
-    with pytest.raises(ValueError, match="critic_dim must be 0 .* or more, found -1"):
+    with pytest.raises(ValueError, match=r"critic_dim must be 0 .* or more, found -1"):
         RolloutRingBuffer(*SIZES, critic_dim=-1)
 
 
@@ -266,7 +266,7 @@ def test_wait_for_data_can_end_with_the_death_of_the_collector(buffer: RolloutRi
     with child(lane_support.die) as process:
         collector = Peer.of(process.pid or 0, "collector")
         begin = time.monotonic()
-        with pytest.raises(PeerDied, match="collector .* was killed by SIGKILL"):
+        with pytest.raises(PeerDied, match=r"collector .* was killed by SIGKILL"):
             buffer.wait_for_data(timeout=PATIENCE, peers=[collector])
         assert time.monotonic() - begin < PATIENCE / 2
 
@@ -297,7 +297,7 @@ def test_tensors_that_are_not_contiguous_can_be_copied_into(buffer: RolloutRingB
     for name, view in buffer.write_buffer.items():
         view[:] = np.arange(view.size).reshape(view.shape) + len(name)
     buffer.signal_write_done()
-    destination = {name: torch.zeros(tuple(reversed(shape))).permute(*reversed(range(len(shape)))) for name, shape in FIELDS.items()}  # fmt: skip
+    destination = {name: torch.zeros(*shape, 2)[..., 0] for name, shape in FIELDS.items()}
     buffer.copy_read_slot_to_torch(destination)
     for name, view in buffer.read_numpy_views().items():
         assert (destination[name].numpy() == view).all()
@@ -306,7 +306,7 @@ def test_tensors_that_are_not_contiguous_can_be_copied_into(buffer: RolloutRingB
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda torch, tensors: tensors.pop("dones"), KeyError, "destination has no field 'dones'"),
+        (lambda _, tensors: tensors.pop("dones"), KeyError, "destination has no field 'dones'"),
         (
             lambda torch, tensors: tensors.update(obs=torch.zeros(2, 5, 4)),
             ValueError,
@@ -346,9 +346,11 @@ def test_fields_of_a_destination_that_the_ring_does_not_have_are_left_alone(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_object_goes_into_a_child_as_an_argument(method: str) -> None:
-    with RolloutRingBuffer(*SIZES, num_slots=4, critic_dim=2, overflow="block") as buffer:
-        with child(lane_support.collect, buffer, 9, method=method):
-            assert lane_support.learn(buffer, 9) == list(range(9))
+    with (
+        RolloutRingBuffer(*SIZES, num_slots=4, critic_dim=2, overflow="block") as buffer,
+        child(lane_support.collect, buffer, 9, method=method),
+    ):
+        assert lane_support.learn(buffer, 9) == list(range(9))
 
 
 def test_a_child_can_be_the_learner(buffer: RolloutRingBuffer) -> None:

@@ -157,9 +157,7 @@ def test_torch_is_not_needed() -> None:
             print(stats.get(), "torch" in sys.modules)
         """
     )
-    assert output == "((array([1., 1.]), 3), False)\n".replace("((", "(").replace(", 3), F", ", 3) F").replace(
-        "e)", "e"
-    )
+    assert output == "(array([1., 1.]), 3) False\n"
 
 
 def test_what_is_neither_array_nor_number_is_refused_by_name(stats: SharedObsNormStats) -> None:

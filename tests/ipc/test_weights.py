@@ -332,6 +332,10 @@ def test_what_weights_take_is_known_before_they_are_made() -> None:
         assert weights.segment.layout.nbytes == Weights.segment_layout(layout, 4).nbytes
 
 
+def test_weights_can_be_larger_than_2_gib() -> None:
+    assert Weights.segment_layout(Layout({"experts": ("uint16", 2 * 2**30)})).nbytes > 12 * 2**30
+
+
 USES: dict[str, Callable[[Weights], object]] = {
     "publish": lambda weights: weights.publish(tensors(1)),
     "read": lambda weights: weights.read(),

@@ -64,11 +64,12 @@ class Rows:
 
     def scatter(self, indices: ArrayLike, values: Rows | Mapping[str, NDArray[Any]], threads: int = 1) -> None:
         """``rows[name][indices[i]] = values[name][i]`` for every field. Of two equal indices the later wins, unless
-        there are several threads: then either may."""
+        there are several threads: then either may, field by field."""
         for name, array in self.arrays.items():
             if not array.flags.writeable:
                 raise ValueError(f"rows[{name!r}] is read-only")
-        self._native.scatter(_indices(indices), self._matching(values, "values")._native, threads)
+        source = self._matching(values, "values")  # kept: it may be all that keeps the arrays alive
+        self._native.scatter(_indices(indices), source._native, threads)
 
     def _matching(self, given: Rows | Mapping[str, NDArray[Any]], role: str) -> Rows:
         other = given if isinstance(given, Rows) else None

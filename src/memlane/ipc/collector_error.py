@@ -203,6 +203,11 @@ class CollectorPeer(Peer):
         self._errors = errors
         self.worker = worker
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has reported an exception; it may be alive still, busy with its end."""
+        return self._errors._reporter.load(self.worker) == self.word
+
     def error(self, waiting: str) -> CollectorError:
         return self._errors._reported(self.worker, waiting, self.word) or self._errors._died(self, waiting)
 

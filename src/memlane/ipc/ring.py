@@ -63,7 +63,8 @@ class Ring(Lane):
             {
                 **cls._describe(layout, 2),
                 "control": (f"V{_native.RING_CONTROL_BYTES}", ()),
-                "slots": (f"V{_native.SLOT_HEAD_BYTES + layout.nbytes}", slots),
+                # Bytes, not records: numpy's records end at 2 GiB.
+                "slots": ("uint8", (slots, _native.SLOT_HEAD_BYTES + layout.nbytes)),
             }
         )
 
@@ -77,7 +78,7 @@ class Ring(Lane):
         self.overflow: Overflow = _OVERFLOWS[settings[1]]
         slots = self.segment.layout["slots"]
         self._first_payload = slots.offset + _native.SLOT_HEAD_BYTES
-        self._stride = slots.dtype.itemsize
+        self._stride = slots.shape[1]
         mapping, base = self.segment.window(0, self.segment.layout.nbytes, writeable=True)
         self.native = _native.Ring(
             mapping,

@@ -45,7 +45,8 @@ class Weights(Lane):
             {
                 **cls._describe(layout, 1),
                 "control": (f"V{_native.WEIGHTS_CONTROL_BYTES}", ()),
-                "buffers": (f"V{max(layout.nbytes, 64)}", buffers),
+                # Bytes, not records: numpy's records end at 2 GiB.
+                "buffers": ("uint8", (buffers, max(layout.nbytes, 64))),
             }
         )
 
@@ -62,7 +63,7 @@ class Weights(Lane):
             base + self.segment.layout["control"].offset,
             base + buffers.offset,
             settings[0],
-            buffers.dtype.itemsize,
+            buffers.shape[1],
             f"weights of {self.segment.label}",
         )
         self._published: Parts | None = None
