@@ -61,8 +61,8 @@ std::int64_t Ring::try_claim(std::int64_t process) {
         return free;
     // Before unread slots are dropped: what the dead hold is free too. A writer of this mode never waits, so nobody else
     // would find that, and every death would make the ring smaller for good. Asking costs microseconds: once a slice.
-    if (const std::int64_t now = now_ns(); now >= reap_after_ns_.load(std::memory_order_relaxed)) {
-        reap_after_ns_.store(now + slice_ns, std::memory_order_relaxed);
+    if (const std::int64_t now = now_ns(); now >= control_->lost.next_reap_ns.load(std::memory_order_relaxed)) {
+        control_->lost.next_reap_ns.store(now + slice_ns, std::memory_order_relaxed);
         if (reap() > 0 && (free = claim_free(process)) >= 0)
             return free;
     }

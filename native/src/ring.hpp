@@ -68,6 +68,7 @@ struct RingControl {
         Word dropped;   // unread slots that overflow threw away
         Word blocked;   // times that a writer found no slot and had to wait
         Word abandoned; // claimed slots taken back from writers that died, or given up
+        Word next_reap_ns; // monotonic clock: when a writer that would drop asks again who is dead
     } lost;
 };
 static_assert(sizeof(RingControl) == 320);
@@ -93,7 +94,7 @@ constexpr std::int64_t slot_word(SlotState state, std::int64_t detail = 0) {
 constexpr SlotState slot_state(std::int64_t word) { return static_cast<SlotState>(word & 3); }
 constexpr std::int64_t slot_detail(std::int64_t word) { return word >> 2; }
 
-// A view of a ring in shared memory; has no state of its own but the time of its last look at the dead.
+// A view of a ring in shared memory; has no state of its own.
 class Ring {
   public:
     Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t stride_bytes, std::int64_t unread_limit,
@@ -138,7 +139,6 @@ class Ring {
     std::size_t stride_bytes_;
     std::int64_t unread_limit_;
     Overflow overflow_;
-    std::atomic<std::int64_t> reap_after_ns_{0}; // when this handle may ask again who is dead
 };
 
 } // namespace memlane

@@ -5,6 +5,7 @@
 #include <list>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -211,18 +212,19 @@ TEST("a dropping ring without a free slot gives the oldest unread one to the wri
 
 TEST("a slot that is being written or read is given to nobody else") {
     Memory memory{};
+    const std::int64_t me = this_process(); // alive: what the dead hold is given away
     Ring ring = memory.ring(4, Overflow::drop_oldest, 2);
-    memory.write(ring, 1, 0, 1);
-    const std::int64_t reading = ring.try_take(1), writing = ring.try_claim(1);
+    memory.write(ring, me, 0, 1);
+    const std::int64_t reading = ring.try_take(me), writing = ring.try_claim(me);
     for (int i = 0; i < 50; ++i) {
-        const std::int64_t slot = ring.try_claim(1);
+        const std::int64_t slot = ring.try_claim(me);
         CHECK(slot != reading && slot != writing);
         ring.commit(slot);
     }
-    std::array<std::int64_t, 2> rest{ring.try_claim(1), ring.try_claim(1)};
+    std::array<std::int64_t, 2> rest{ring.try_claim(me), ring.try_claim(me)};
     CHECK(rest[0] >= 0 && rest[1] >= 0);
-    CHECK_EQ(ring.try_claim(1), -1); // all are held now, and nothing is unread
-    CHECK_EQ(ring.try_take(1), -1);
+    CHECK_EQ(ring.try_claim(me), -1); // all are held now, and nothing is unread
+    CHECK_EQ(ring.try_take(me), -1);
     CHECK_EQ(memory.payload(reading).number, 1);
 }
 
@@ -383,25 +385,39 @@ TEST("a wait for a slot ends at its deadline and not before") {
     }
 }
 
-// Others are always faster: the signal moves and the slot is gone.
-TEST("a waiter that others are always faster than is let go at its deadline") {
+TEST("a waiter that others are always faster than may look around, and is let go at its deadline") {
     Memory memory{};
     Ring ring = memory.blocking(1);
-    std::atomic<bool> over = false;
-    std::thread others([&] {
-        while (!over)
-            signal_add(memory.control.written, 1);
+    Child peer([] { pause(); });
+    const int pidfd = peer.pidfd();
+    // Between the waiter's attempt and its sleep a slot comes, and is gone.
+    kernel::before_poll = [&] { signal_add(memory.control.written, 1); };
+    Spin spin(0);
+    CHECK(ring.wait_take(this_process(), forever_ns, {&pidfd, 1}, spin).end == WaitEnd::paused);
+    CHECK(ring.wait_take(this_process(), now_ns(), {&pidfd, 1}, spin).end == WaitEnd::timed_out);
+    CHECK_EQ(kernel::waits.load(), 0);
+}
+
+TEST("what a process leaves between the waiter's look at the slots and at its peers wins over its death") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(2);
+    Shared<Word> go;
+    Child writer([&] {
+        const std::int64_t slot = ring.try_claim(this_process());
+        while (see(*go) == 0)
+            sched_yield();
+        publish(memory->slot[slot].head.state, slot_word(SlotState::ready, 1)); // and no signal: it dies first
     });
-    await([&] { return see(memory.control.written.value) > 0; });
-    Spin spin(default_spin_limit_ns());
-    WaitEnd end = WaitEnd::paused;
-    int pauses = -1;
-    for (const std::int64_t deadline = now_ns() + 300 * ms; end == WaitEnd::paused; ++pauses)
-        end = ring.wait_take(this_process(), deadline, {}, spin).end;
-    CHECK(end == WaitEnd::timed_out);
-    CHECK(pauses > 0); // and looks around meanwhile
-    over = true;
-    others.join();
+    kernel::before_poll = [&, first = true]() mutable {
+        if (!std::exchange(first, false))
+            return; // dies_within polls too
+        publish(*go, 1);
+        CHECK(writer.dies_within(30 * second));
+    };
+    await([&] { return memory->in(SlotState::writing) == 1; });
+    const int pidfd = writer.pidfd();
+    CHECK(take(ring, forever_ns, {&pidfd, 1}).end == WaitEnd::reached);
+    CHECK_EQ(kernel::waits.load(), 0);
 }
 
 namespace {
@@ -700,29 +716,32 @@ TEST("one that puts back what the dead held can be killed at any instruction: th
         });
 }
 
-// A reader is held at an instruction of its search while a writer commits twice.
-//   nothing, or the first     acceptable
-//   the second                FORBIDDEN    its writer's order is broken
-TEST("a reader held at any instruction never takes a writer's second slot before its first") {
+// A reader is held at an instruction of its search while a writer commits three slots, which lie in one order or another.
+//   nothing, or the first  acceptable
+//   a later one            FORBIDDEN    its writer's order is broken
+TEST("a reader held at any instruction never takes a later slot of a writer before an earlier one") {
     Shared<Memory> memory;
     Shared<Word> taken;
-    Ring ring = memory->blocking(6);
+    Ring ring = memory->blocking(4);
     const std::int64_t me = this_process();
-    at_every_instruction(
-        [&] {
-            memory->wipe();
-            *taken = 0;
-        },
-        [&](std::int64_t process) {
-            const std::int64_t slot = ring.try_take(process);
-            publish(*taken, slot < 0 ? 0 : memory->payload(slot).number);
-        },
-        [&](Stepped &reader) {
-            memory->write(ring, me, 0, 1);
-            memory->write(ring, me, 0, 2);
-            CHECK_EQ(reader.finish(), 0);
-            CHECK(see(*taken) == 0 || see(*taken) == 1);
-        });
+    for (const std::array<int, 3> &order : {std::array{0, 1, 2}, std::array{1, 0, 2}})
+        at_every_instruction(
+            [&] {
+                memory->wipe();
+                *taken = 0;
+                for (int slot = 0; slot < 3; ++slot)
+                    CHECK_EQ(ring.try_claim(me), slot);
+            },
+            [&](std::int64_t process) {
+                const std::int64_t slot = ring.try_take(process);
+                publish(*taken, slot < 0 ? 0 : ring.head(slot).sequence.load(std::memory_order_relaxed));
+            },
+            [&](Stepped &reader) {
+                for (const int slot : order)
+                    ring.commit(slot);
+                CHECK_EQ(reader.finish(), 0);
+                CHECK(see(*taken) == 0 || see(*taken) == 1);
+            });
 }
 
 // A writer is held at an instruction while another one writes and a reader reads; then it goes on. It holds one slot at most.

@@ -268,6 +268,13 @@ TEST("a writer held at any instruction holds up neither another writer nor reade
                 CHECK_EQ(memory->read().version, last);
                 CHECK_EQ(memory->read().stamp, 300 + more);
             }
+            int forbidden = 0;
+            while (writer.step()) { // wherever it takes itself to be: what others published stays whole
+                const Seen seen = memory->read();
+                forbidden += seen.version < last || (seen.stamp != 305 && seen.stamp != 200);
+                last = seen.version;
+            }
+            CHECK_EQ(forbidden, 0);
             CHECK_EQ(writer.finish(), 0);
             CHECK(see(*version) > 1);
             const Seen end = memory->read();

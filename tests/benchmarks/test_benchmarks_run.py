@@ -21,12 +21,13 @@ MISSING = [
     for name, there in {
         "bare C": POLLERS_RUN and os.access(ROOT / "build" / "native" / "bare", os.X_OK),
         "iceoryx2": POLLERS_RUN and importlib.util.find_spec("iceoryx2") is not None,
+        "faster-fifo": importlib.util.find_spec("faster_fifo") is not None,
     }.items()
     if not there
 ]
 
 
-@pytest.fixture(scope="module", params=["signal", "rows"])
+@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
     """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
@@ -49,6 +50,18 @@ WANTED = {
         "five fields in arrays of their own, batch 4096": ["memlane", "np.take", "field[indices]"],
         "five fields out of packed rows, batch 4096": ["memlane", "np.take", "table[field]"],
         "packed rows into the table, batch 4096": ["memlane", "np.put", "table[indices]"],
+    },
+    "ring": {
+        "4 KB": ["memlane", "mp.Pipe", "mp.Queue", "torch queue", "faster-fifo", "iceoryx2"],
+        "8 MB": ["memlane", "mp.Pipe", "mp.Queue", "torch queue", "faster-fifo", "memcpy"],
+        "waking an idle reader": ["memlane", "mp.Pipe", "faster-fifo", "bare C"],
+    },
+    "weights": {
+        "5702 parameters": ["memlane", "locked shared tensor"],
+        "1004856 parameters": ["memlane", "locked shared tensor"],
+        "5702 parameters, beside a writer": ["memlane", "locked shared tensor"],
+        "reading 1 M parameters": ["memlane", "memcpy"],
+        "publishing beside a reader": ["reader"],
     },
 }
 

@@ -72,7 +72,7 @@ class Template:
 
     def ask(self, *request: Any) -> Any:
         self._line.send_bytes(pickle.dumps(request))
-        if not self._line.poll(PATIENCE):
+        if not self._line.poll(PATIENCE) and not self._line.poll(PATIENCE):  # twice: the machine may have been paused
             raise TimeoutError(f"no answer from the template to {request[0]}")
         return self._line.recv()
 

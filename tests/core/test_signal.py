@@ -308,8 +308,9 @@ def test_what_was_signalled_before_a_death_is_not_lost(segment: Segment) -> None
 
 def test_ctrl_c_ends_a_wait_within_a_second() -> None:
     code = """
-        import time
+        import signal, time
         from memlane.core import SIGNAL, Segment
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
         segment = Segment.create({"x": (SIGNAL, ())})
         bell = segment.signal("x")
         print("ready", flush=True)

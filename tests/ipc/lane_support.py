@@ -154,6 +154,7 @@ def commit_parents_slot(slot: Any) -> str:
 
 
 def wait_until_interrupted(ring: Ring, board: Segment) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     board.signal("bell").store(1)
     try:
         ring.reader().take(timeout=20)
@@ -166,8 +167,8 @@ def wait_until_interrupted(ring: Ring, board: Segment) -> None:
 
 def collect(buffer: RolloutRingBuffer, rollouts: int, first: int = 0) -> None:
     for number in range(first, first + rollouts):
-        for view in buffer.write_buffer.values():
-            view[:] = number
+        for field in buffer.slot_shapes:
+            buffer.write_buffer[field][:] = number  # and no view of it is kept
         buffer.signal_write_done(policy_version=number)
 
 

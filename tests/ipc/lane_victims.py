@@ -23,9 +23,11 @@ import lane_support
 import numpy as np
 from lane_support import Payload, fill, whole
 
-from memlane.core import SIGNAL, Layout, MemlaneError, PeerDied, Segment, WaitTimeout
+from memlane.core import SIGNAL, Layout, Segment, WaitTimeout
 from memlane.ipc.ring import Ring, Writer
+from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer
 from memlane.ipc.stats import Stats
+from memlane.ipc.weight_sync import SharedWeightSync
 from memlane.ipc.weights import Weights
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
@@ -376,6 +378,23 @@ def race_to_follow(race: Segment, place: int, weights: Weights, writers: int, bo
     race["count"][place], race["torn"][place] = count, torn
 
 
+def race_to_empty(race: Segment, place: int, ring: Ring, rounds: int) -> None:
+    """Takes what it can get from a full ring, as fast as it can, again and again."""
+    got, reader, out, count = race["got"][place], ring.reader(), {"x": np.zeros(1, np.int64)}, 0
+    go, written = race.signal("go"), race.signal("written")
+    begin(race)
+    for number in range(1, rounds + 1):
+        go.wait(number)
+        while True:
+            try:
+                got[count] = reader.get(out, timeout=0).sequence
+            except WaitTimeout:
+                break
+            count += 1
+        race["count"][place] = count
+        written.add()
+
+
 def look_again_and_again(race: Segment, ring: Ring) -> None:
     """A reader that only looks and never waits: stopped at any instant, it is quite likely in the middle of a look."""
     got, reader, written, count = race["got"][0], ring.reader(), race.signal("written"), 0
@@ -397,22 +416,19 @@ def look_again_and_again(race: Segment, ring: Ring) -> None:
 
 def own_lanes(board: Segment, names: list[str]) -> None:
     """The owner of named lanes, which is killed while it makes and uses them."""
-    from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer
-    from memlane.ipc.weight_sync import SharedWeightSync
-
+    phase = board["phase"][:1]
     begin(board)
     while True:
-        board["phase"][0] = b"makes lanes"
-        with suppress(MemlaneError, PeerDied):
-            buffer = RolloutRingBuffer(4, 8, 3, 2, shm_name_prefix=names[0])
-            sync = SharedWeightSync({"w": (1000,)}, shm_name=names[1])
-            board["phase"][0] = b"uses lanes"
-            for number in range(20):
-                lane_support.collect(buffer, 1, number)
-                sync.write_weights({"w": np.full(1000, number, np.float32)})
-            board["phase"][0] = b"closes lanes"
-            buffer.cleanup()
-            sync.cleanup()
+        phase[...] = b"makes lanes"
+        buffer = RolloutRingBuffer(4, 8, 3, 2, shm_name_prefix=names[0])
+        sync = SharedWeightSync({"w": (1000,)}, shm_name=names[1])
+        phase[...] = b"uses lanes"
+        for number in range(20):
+            lane_support.collect(buffer, 1, number)
+            sync.write_weights({"w": np.full(1000, number, np.float32)})
+        phase[...] = b"closes lanes"
+        buffer.cleanup()
+        sync.cleanup()
 
 
 LIVES = {
@@ -432,6 +448,7 @@ LIVES = {
         race_to_read,
         race_to_publish,
         race_to_follow,
+        race_to_empty,
         look_again_and_again,
         own_lanes,
     )

@@ -219,6 +219,12 @@ def test_the_death_of_one_of_several_is_told_as_its_own(errors: CollectorErrors,
         living.kill()
 
 
+def test_a_collector_error_can_be_pickled(errors: CollectorErrors, ring: Ring) -> None:
+    error = error_of(errors, ring, "key")
+    other = pickle.loads(pickle.dumps(error))
+    assert (type(other), str(other), vars(other)) == (CollectorError, str(error), vars(error))
+
+
 def test_a_collector_error_is_what_programs_already_catch(errors: CollectorErrors, ring: Ring) -> None:
     error = error_of(errors, ring, "empty")
     assert isinstance(error, RuntimeError)

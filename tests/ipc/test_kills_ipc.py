@@ -28,7 +28,7 @@ import pytest
 from lane_support import CHECKED, PROMISE, Payload, checked_layout, state_of, timed_out, whole
 from lane_victims import BODY, PLACES, Template
 
-from memlane.core import Peer, Segment, reclaim
+from memlane.core import MemlaneError, Peer, Segment, reclaim
 from memlane.ipc import Ring, RolloutRingBuffer, SharedWeightSync, Stats, Weights
 
 PATIENCE = 20.0  # seconds after which a test gives up on something that is no promise of ours, such as a fork
@@ -385,6 +385,29 @@ def test_a_weights_writer_killed_in_mid_publish_does_not_hinder_another_writer(h
             hunt.send_home(*survivors)
             hunt.expect_nothing_torn()
             hunt.bury(victim)
+
+
+def test_a_weights_writer_stopped_in_mid_publish_costs_the_readers_nothing(hunt: Hunt) -> None:
+    """With two buffers there is none left for another writer: it is told so, and the latest version stays whole."""
+    stopped = 0
+    for _ in hunt.rounds(12):
+        with Weights(checked_layout(BODY), buffers=2) as weights:
+            victim = hunt.start("publish_weights", 0, weights)
+            weights.wait_for(1, PATIENCE)
+            hunt.delay()
+            hunt.stop(victim)
+            if left_in(weights)(victim):
+                stopped += 1
+                with pytest.raises(MemlaneError, match=r"all 2 buffers of the .* make it with more buffers"):
+                    weights.publish(Payload(BODY).fill(1, 1))
+            version, arrays = weights.read()
+            assert version == weights.version
+            assert whole(arrays)
+            hunt.kill(victim, left_in(weights))
+            assert weights.publish(Payload(BODY).fill(2, 1)) == version + 1
+            assert whole(weights.read()[1])
+            hunt.bury(victim)
+    assert stopped > 0, "no writer was stopped where it should have been"
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["reading", "waiting"])

@@ -132,6 +132,31 @@ def test_the_slow_reader_of_a_fast_writer_gets_the_newest_there_is(template: Tem
         assert got[-num_slots:].tolist() == list(range(each - num_slots + 1, each + 1))
 
 
+def test_readers_that_empty_a_full_ring_together_never_get_the_same_slot(template: Template, dose: int) -> None:
+    """Both look for the oldest all the time. The ring is long, so that a look takes its time and they meet."""
+    rounds, num_slots, payload = 10 * dose, 1000, {"x": np.zeros(1, np.int64)}
+    with (
+        Ring({"x": ("int64", 1)}, num_slots=num_slots) as ring,
+        Segment.create(lane_victims.race_layout(2, rounds * num_slots)) as race,
+    ):
+        writer, go, emptied = ring.writer(), race.signal("go"), race.signal("written")
+
+        def refill() -> None:
+            for _ in range(num_slots):
+                writer.put(payload)
+
+        refill()
+        with racing(template, race, *[("race_to_empty", place, ring, rounds) for place in range(2)]) as readers:
+            for number in range(1, rounds):
+                emptied.wait(2 * number, timeout=PATIENCE, peers=readers)
+                refill()
+                go.store(number + 1)
+        everything = np.sort(np.concatenate([got_by(race, reader) for reader in range(2)]))
+        assert everything.tolist() == list(range(1, rounds * num_slots + 1))
+        for reader in range(2):
+            assert (np.diff(got_by(race, reader)) > 0).all()
+
+
 def test_a_reader_stopped_in_the_middle_of_a_look_still_takes_the_oldest_first(template: Template, dose: int) -> None:
     """While it is stopped, slots are filled in an order of their own: some of the places that it has passed get older
     rollouts than some of those that it has not."""
@@ -178,7 +203,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_readers_get_whole_versions_while_a_writer_publishes_as_fast_as_it_can(
     template: Template, dose: int, body: int, waits: bool
 ) -> None:
-    count = {64: 4000, 2**13: 1000, 2**17: 200}[body] * dose
+    count = {64: 4000, 2**13: 4000, 2**17: 1200}[body] * dose
     with (
         Weights(checked_layout(body)) as weights,
         Segment.create(lane_victims.race_layout(3, count)) as race,

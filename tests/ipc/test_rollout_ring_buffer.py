@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 from support import METHODS, PATIENCE, ask, child, output_of
 
-from memlane.core import MemlaneError, Peer, PeerDied, SegmentClosed, SegmentError, SegmentExists, SegmentMissing
+from memlane.core import (
+    MemlaneError,
+    Peer,
+    PeerDied,
+    SegmentClosed,
+    SegmentError,
+    SegmentExists,
+    SegmentMissing,
+    StaleView,
+    StaleViewWarning,
+)
 from memlane.core import fresh_name as fresh
 from memlane.ipc import RolloutRingBuffer, rollout_layout
 
@@ -301,6 +311,28 @@ def test_tensors_that_are_not_contiguous_can_be_copied_into(buffer: RolloutRingB
     buffer.copy_read_slot_to_torch(destination)
     for name, view in buffer.read_numpy_views().items():
         assert (destination[name].numpy() == view).all()
+
+
+def test_debug_mode_hands_out_tensors_too(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLANE_DEBUG", "1")
+    with RolloutRingBuffer(*SIZES) as buffer:
+        write(buffer, 4)
+        destination = {name: torch.zeros(shape) for name, shape in FIELDS.items()}
+        buffer.copy_read_slot_to_torch(destination)
+        tensors = buffer.read_torch("cpu")
+        buffer.advance_read()
+    assert all((tensor == 4).all() for tensor in (*tensors.values(), *destination.values()))
+
+
+def test_debug_mode_catches_a_view_that_outlives_advance_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLANE_DEBUG", "1")
+    with RolloutRingBuffer(*SIZES) as buffer:
+        write(buffer, 4)
+        view = buffer.read_numpy_views()["obs"]
+        with pytest.warns(StaleViewWarning, match=r"obs taken at .*"):
+            buffer.advance_read()
+        with pytest.raises(StaleView):
+            view.sum()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ learner's wait with a ``CollectorError`` within a second, instead of a timeout a
 
 from __future__ import annotations
 
+import functools
 import json
 import traceback
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,11 @@ class CollectorError(MemlaneError, RuntimeError):
         self.type_name = type_name
         self.remote_traceback = remote_traceback
         self.step = step
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """The error of a learner must be able to travel, too."""
+        facts = ("worker", "pid", "type_name", "remote_traceback", "step")
+        return functools.partial(CollectorError, **{fact: getattr(self, fact) for fact in facts}), self.args
 
 
 class CollectorErrors:

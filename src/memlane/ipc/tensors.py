@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from memlane import _native
 from memlane.core import Layout
-from memlane.core.layout import Field, FieldSpec
+from memlane.core.layout import Field
 
 Tensor = Any
 """A numpy array or a torch tensor."""
@@ -82,23 +83,26 @@ class Parts:
             _copy(tensor, twin)
 
 
-def _spec(name: str, tensor: Tensor) -> FieldSpec:
+def _spec(name: str, tensor: Tensor) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if isinstance(tensor, np.ndarray | np.generic):
         return tensor.dtype, tensor.shape
     if not hasattr(tensor, "data_ptr"):
         raise TypeError(f"{name!r} must be a numpy array or a torch tensor, found {type(tensor).__name__}")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype in _SHARED_NAMES:
-        return dtype, tuple(tensor.shape)
-    return [(dtype, f"u{tensor.element_size()}")], tuple(tensor.shape)
+    return _numpy_dtype(str(tensor.dtype), tensor.element_size()), tuple(tensor.shape)
+
+
+@cache
+def _numpy_dtype(torch_dtype: str, itemsize: int) -> np.dtype[Any]:
+    name = torch_dtype.removeprefix("torch.")
+    return np.dtype(name if name in _SHARED_NAMES else [(name, f"u{itemsize}")])
 
 
 def _check(field: Field, name: str, tensor: Tensor, role: str) -> None:
-    (found,) = Layout({name: _spec(name, tensor)})
-    if found.dtype != field.dtype:
-        raise TypeError(f"{role}[{name!r}] must have dtype {field.dtype}, found {found.dtype}")
-    if found.shape != field.shape:
-        raise ValueError(f"{role}[{name!r}] must have shape {list(field.shape)}, found {list(found.shape)}")
+    dtype, shape = _spec(name, tensor)
+    if dtype != field.dtype:
+        raise TypeError(f"{role}[{name!r}] must have dtype {field.dtype}, found {dtype}")
+    if shape != field.shape:
+        raise ValueError(f"{role}[{name!r}] must have shape {list(field.shape)}, found {list(shape)}")
 
 
 def _address(tensor: Tensor) -> int:
