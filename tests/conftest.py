@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,10 @@ def _nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture
-def shm_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shm_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of its own for named segments."""
+    # The fork server keeps the environment that it was started in, and gives it to all its children.
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     monkeypatch.setenv("MEMLANE_SHM_DIR", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]

@@ -629,7 +629,6 @@ def test_a_reader_that_only_looks_finds_the_slot_of_a_killed_reader_too(checked:
     assert wait_for(lambda: not timed_out(lambda: checked.reader().take(timeout=0).release()), PROMISE)
 
 
-@pytest.mark.xfail(strict=True, reason="a writer that only looks never looks for the dead")
 def test_a_writer_that_only_looks_finds_the_slot_of_a_killed_writer_too() -> None:
     with Ring(CHECKED, num_slots=1, overflow="block") as ring:
         die_in_child(lane_support.claim_and_die, ring)
