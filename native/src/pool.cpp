@@ -19,8 +19,8 @@ namespace {
 
 using Part = std::function<void(std::size_t, std::size_t)>;
 
-// The kernel may wake a helper on its caller's core, above all in a virtual machine, where a sleeping core looks taken. The
-// loop is then slower than on one thread (230 instead of 75 us for 4096 rows). So a helper that finds itself there keeps
+// The kernel may wake a helper on its caller's core although another one is idle: seen again and again in a virtual machine
+// with two cores, why is not known. The loop is then slower than on one thread (230 instead of 75 us for 4096 rows). So a helper that finds itself there keeps
 // off that core, until the caller has moved to the one where the helper is now.
 void keep_off(int core, const cpu_set_t &allowed) {
     if (sched_getcpu() != core)
