@@ -179,18 +179,22 @@ class Rows {
   public:
     using Given = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes
     Rows(std::int64_t count, const std::vector<Given> &fields) : count_(count) {
-        for (const auto &[address, stride, row] : fields)
+        for (const auto &[address, stride, row] : fields) {
             fields_.push_back({reinterpret_cast<std::byte *>(address), stride, row});
+            row_bytes_ += row;
+        }
     }
 
     void gather(const Indices &indices, const Rows &out, int threads) const {
         check(indices, count_, out.count_, "out");
-        without_gil([&] { memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads); });
+        without_gil_for(row_bytes_ * indices.shape(0),
+                        [&] { memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads); });
     }
 
     void scatter(const Indices &indices, const Rows &values, int threads) const {
         check(indices, count_, values.count_, "values");
-        without_gil([&] { memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads); });
+        without_gil_for(row_bytes_ * indices.shape(0),
+                        [&] { memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads); });
     }
 
   private:
@@ -208,6 +212,7 @@ class Rows {
 
     std::int64_t count_;
     std::vector<Field> fields_;
+    std::size_t row_bytes_ = 0; // of all fields
 };
 
 } // namespace

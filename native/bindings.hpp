@@ -81,6 +81,12 @@ template <class Work> auto without_gil(Work work) {
     }
 }
 
+// `without_gil` for copies of so many bytes that it pays: beside a busy Python thread, to get the GIL back takes that
+// thread's whole time slice of 5 ms, in which a few kilobytes have been copied a thousand times.
+template <class Work> auto without_gil_for(std::size_t bytes, Work work) {
+    return bytes < 64 * 1024 ? work() : without_gil(work);
+}
+
 // A wait as Python sees it. `step` waits without the GIL for a slice at most; between slices Ctrl-C is looked at, and
 // whether the segment was closed. `wanted` says in words what was waited for.
 template <class Step, class Wanted>

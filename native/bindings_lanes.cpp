@@ -1,17 +1,13 @@
 // The Python face of the lanes: ring and weights.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
-#include <vector>
-
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include "bindings.hpp"
+#include "bindings_parts.hpp"
 #include "copy.hpp"
 #include "process.hpp"
 #include "ring.hpp"
@@ -24,47 +20,17 @@ void bind_lanes(nb::module_ &m);
 
 namespace {
 
-// Who this process is, looked up once. A forked child is another process.
-std::int64_t me() {
-    static std::int64_t known = 0;
-    static pid_t known_pid = 0;
-    const pid_t pid = getpid();
-    if (pid != known_pid) {
-        known = this_process();
-        known_pid = pid;
-    }
-    return known;
-}
-
 std::int64_t wall_ns() {
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-// Pinned parts. The Python class memlane.ipc.tensors.Parts checks the tensors and keeps them alive.
-class Parts {
-  public:
-    using Given = std::tuple<std::size_t, std::uintptr_t, std::size_t>; // offset in the buffer, address, bytes
-    explicit Parts(const std::vector<Given> &given) {
-        for (const auto &[offset, address, bytes] : given) {
-            if (bytes > SIZE_MAX - offset)
-                throw nb::value_error("a part ends beyond all memory");
-            parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
-            reach = std::max(reach, offset + bytes);
-        }
-    }
-    std::vector<Part> parts;
-    std::size_t reach = 0; // where the last of them ends
-};
-
 class RingHandle {
   public:
-    using Head = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-
     RingHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t slots, std::int64_t count,
-               std::size_t stride, std::int64_t unread_limit, bool block, std::string label)
-        : mapping_(std::move(mapping)), label_(std::move(label)), payload_bytes_(stride - sizeof(SlotHead)),
+               std::size_t stride, std::int64_t unread_limit, bool block, std::string label, nb::type_object head_type)
+        : mapping_(std::move(mapping)), label_(std::move(label)), head_type_(std::move(head_type)), payload_bytes_(stride - sizeof(SlotHead)),
           ring_(place(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
                 place(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_), count, stride,
                 unread_limit, block ? Overflow::block : Overflow::drop_oldest),
@@ -74,16 +40,16 @@ class RingHandle {
 
     std::int64_t claim(std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
-        std::int64_t slot = ring_.try_claim(me());
+        std::int64_t slot = ring_.try_claim(this_process());
         // Who only ever looks must find what a dead writer held, too.
         if (slot < 0 && timeout && *timeout == 0 && ring_.reap(SlotState::writing) > 0)
-            slot = ring_.try_claim(me());
+            slot = ring_.try_claim(this_process());
         if (slot < 0) {
             ring_.control().lost.blocked.fetch_add(1, std::memory_order_relaxed);
             slot = wait_in_slices(
                 *mapping_, label_, timeout, peers, claim_spin_,
                 [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
-                    return ring_.wait_claim(me(), deadline_ns, pidfds, spin);
+                    return ring_.wait_claim(this_process(), deadline_ns, pidfds, spin);
                 },
                 [&] { return "a slot to write in the " + label_ + "; " + std::to_string(ring_.unread()) + " are unread"; });
         }
@@ -96,7 +62,7 @@ class RingHandle {
         SlotHead &head = ring_.head(slot);
         head.policy_version = policy_version;
         head.writer = writer;
-        head.process = me();
+        head.process = this_process();
         head.committed_ns = wall_ns();
         head.rows = rows;
         ring_.commit(slot);
@@ -109,10 +75,10 @@ class RingHandle {
 
     std::int64_t take(std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
-        std::int64_t slot = ring_.try_take(me());
+        std::int64_t slot = ring_.try_take(this_process());
         // Who only ever looks must find what a dead reader held, too.
         if (slot < 0 && timeout && *timeout == 0 && ring_.reap(SlotState::reading) > 0)
-            slot = ring_.try_take(me());
+            slot = ring_.try_take(this_process());
         if (slot >= 0)
             return slot;
         if (!timeout || *timeout > 0)
@@ -120,7 +86,7 @@ class RingHandle {
         return wait_in_slices(
             *mapping_, label_, timeout, peers, take_spin_,
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
-                return ring_.wait_take(me(), deadline_ns, pidfds, spin);
+                return ring_.wait_take(this_process(), deadline_ns, pidfds, spin);
             },
             [&] {
                 return "a slot to read in the " + label_ + "; " + std::to_string(see(ring_.control().written.value)) +
@@ -133,35 +99,49 @@ class RingHandle {
         ring_.release(slot);
     }
 
-    // claim, copy, commit.
-    void put(const Parts &parts, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
+    // claim, copy, commit; or false if the tensors are not what `parts` knows.
+    bool put(Parts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
              std::optional<double> timeout, nb::handle peers) {
-        require_inside(parts);
+        if (parts == nullptr || !parts->fits(tensors))
+            return false;
+        require_inside(*parts);
         const std::int64_t slot = claim(timeout, peers);
-        copy_without_gil(parts.reach, [&] {
-            for (const Part &part : parts.parts)
+        without_gil_for(parts->reach, [&] {
+            for (const Part &part : parts->parts)
                 copy_bytes(payload(slot) + part.offset, part.data, part.bytes);
         });
         commit(slot, policy_version, writer, rows);
+        return true;
     }
 
-    // take, copy, release.
-    Head get(const Parts &parts, std::optional<double> timeout, nb::handle peers) {
-        require_inside(parts);
+    // take, copy, release; or None if the tensors are not what `parts` knows.
+    nb::object get(Parts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
+        if (parts == nullptr || !parts->fits(tensors))
+            return nb::none();
+        require_inside(*parts);
         const std::int64_t slot = take(timeout, peers);
-        copy_without_gil(parts.reach, [&] {
-            for (const Part &part : parts.parts)
+        without_gil_for(parts->reach, [&] {
+            for (const Part &part : parts->parts)
                 copy_bytes(part.data, payload(slot) + part.offset, part.bytes);
         });
-        const Head found = head(slot);
+        nb::object found = head(slot);
         release(slot);
         return found;
     }
 
-    Head head(std::int64_t slot) const {
+    // A SlotHead, made as tuple.__new__ makes it: from Python that takes as long as copying 4 KB.
+    nb::object head(std::int64_t slot) const {
         require_slot(slot);
         const SlotHead &head = ring_.head(slot);
-        return {head.sequence, head.policy_version, head.writer, head.process, head.claimed_ns, head.committed_ns, head.rows};
+        const std::array<std::int64_t, 7> values{head.sequence,   head.policy_version, head.writer, head.process,
+                                                 head.claimed_ns, head.committed_ns,   head.rows};
+        auto *type = reinterpret_cast<PyTypeObject *>(head_type_.ptr());
+        nb::object made = nb::steal(type->tp_alloc(type, values.size()));
+        if (!made.is_valid())
+            throw nb::python_error();
+        for (std::size_t i = 0; i < values.size(); ++i)
+            PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
+        return made;
     }
 
     std::int64_t unread() const {
@@ -189,14 +169,6 @@ class RingHandle {
     }
 
   private:
-    // Letting the GIL go and taking it back costs more than copying a few kilobytes.
-    template <class Copy> static void copy_without_gil(std::size_t bytes, Copy copy) {
-        if (bytes < 16 * 1024) {
-            copy();
-            return;
-        }
-        without_gil(copy);
-    }
     std::byte *payload(std::int64_t slot) { return reinterpret_cast<std::byte *>(&ring_.head(slot)) + sizeof(SlotHead); }
     void require_inside(const Parts &parts) const {
         if (parts.reach > payload_bytes_)
@@ -211,13 +183,14 @@ class RingHandle {
     }
     void require_state(std::int64_t slot, SlotState state, const char *deed) const {
         require_slot(slot);
-        if (see(ring_.head(slot).state) != slot_word(state, me())) [[unlikely]]
+        if (see(ring_.head(slot).state) != slot_word(state, this_process())) [[unlikely]]
             raise("MemlaneError", "cannot " + std::string(deed) + " slot " + std::to_string(slot) + " of the " + label_ +
                                       ": this process does not hold it (any more)");
     }
 
     std::shared_ptr<Mapping> mapping_;
     std::string label_;
+    nb::type_object head_type_;
     std::size_t payload_bytes_;
     Ring ring_;
     Spin claim_spin_;
@@ -242,8 +215,8 @@ class WeightsHandle {
 
     std::int64_t publish(const Parts &parts) {
         require_inside(parts);
-        const std::int64_t process = me();
-        const std::int64_t version = without_gil([&] { return weights_.publish(process, parts.parts); });
+        const std::int64_t process = this_process();
+        const std::int64_t version = without_gil_for(parts.reach, [&] { return weights_.publish(process, parts.parts); });
         if (version < 0)
             raise("MemlaneError", "all " + std::to_string(count_) + " buffers of the " + label_ +
                                       " are the latest or being filled by living writers; make it with more buffers");
@@ -252,7 +225,7 @@ class WeightsHandle {
 
     std::int64_t read(const Parts &parts) {
         require_inside(parts);
-        return without_gil([&] { return weights_.read(parts.parts); });
+        return without_gil_for(parts.reach, [&] { return weights_.read(parts.parts); });
     }
 
     std::int64_t wait_for(std::int64_t version, std::optional<double> timeout, nb::handle peers) {
@@ -304,23 +277,28 @@ void bind_lanes(nb::module_ &m) {
 
     nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each once, oldest first.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::int64_t, std::size_t, std::int64_t, bool,
-                      std::string>(),
-             "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a)
+                      std::string, nb::type_object>(),
+             "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a,
+             "head_type"_a)
         .def_prop_ro("label", &RingHandle::label)
         .def("claim", &RingHandle::claim, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
         .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a)
         .def("abandon", &RingHandle::abandon, "slot"_a)
         .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
         .def("release", &RingHandle::release, "slot"_a)
-        .def("put", &RingHandle::put, "parts"_a, "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a, "peers"_a,
-             "Claim a slot, copy into it, commit it.")
-        .def("get", &RingHandle::get, "parts"_a, "timeout"_a, "peers"_a, "Take a slot, copy out of it, release it.")
+        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a, "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a,
+             "peers"_a, "Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows.")
+        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a, "timeout"_a, "peers"_a,
+             "Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows.")
         .def("head", &RingHandle::head, "slot"_a)
         .def("unread", &RingHandle::unread)
         .def("reap", &RingHandle::reap, "Put back what dead processes held; say how many slots that were.")
         .def("counters", &RingHandle::counters);
 
-    nb::class_<Parts>(m, "Parts").def(nb::init<std::vector<Parts::Given>>(), "parts"_a);
+    nb::class_<Parts>(m, "Parts", "Where the bytes of some tensors are, and where in a block they belong.")
+        .def(nb::init<std::vector<Parts::Given>, bool>(), "parts"_a, "writeable"_a)
+        .def("same", &Parts::same, "tensors"_a, "Whether these are the tensors of the last time, in the same places.")
+        .def("fits", &Parts::fits, "tensors"_a, "Whether these can take their place; then they do.");
 
     nb::class_<WeightsHandle>(m, "Weights", "The latest version of a block of bytes.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string>(), "mapping"_a,

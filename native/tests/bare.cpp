@@ -239,7 +239,7 @@ void gather_range(const unsigned char *table, std::size_t row_bytes, const std::
         if (i + ahead < end) {
             const unsigned char *next = table + rows[i + ahead] * row_bytes;
             for (std::size_t at = 0; at < row_bytes && at < 512; at += 64)
-                __builtin_prefetch(next + at, 0, 0);
+                __builtin_prefetch(next + at, 0, 2);
         }
         std::memcpy(out + i * row_bytes, table + rows[i] * row_bytes, row_bytes);
     }

@@ -1,11 +1,14 @@
 """memlane's native core. Private: use memlane.core."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as Mapping_
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
+
+from memlane.ipc.ring import SlotHead
 
 SIGNAL_BYTES: int
 SIGNAL_OFFSETS: tuple[int, int]
@@ -91,6 +94,7 @@ class Ring:
         unread_limit: int,
         block: bool,
         label: str,
+        head_type: type[SlotHead],
     ) -> None: ...
     @property
     def label(self) -> str: ...
@@ -101,26 +105,33 @@ class Ring:
     def release(self, slot: int) -> None: ...
     def put(
         self,
-        parts: Parts,
+        parts: Parts | None,
+        tensors: Mapping_[str, object],
         policy_version: int,
         writer: int,
         rows: int,
         timeout: float | None,
         peers: Iterable[_Watchable],
-    ) -> None:
-        """Claim a slot, copy into it, commit it."""
+    ) -> bool:
+        """Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows."""
     def get(
-        self, parts: Parts, timeout: float | None, peers: Iterable[_Watchable]
-    ) -> tuple[int, int, int, int, int, int, int]:
-        """Take a slot, copy out of it, release it."""
-    def head(self, slot: int) -> tuple[int, int, int, int, int, int, int]: ...
+        self,
+        parts: Parts | None,
+        tensors: Mapping_[str, object],
+        timeout: float | None,
+        peers: Iterable[_Watchable],
+    ) -> SlotHead | None:
+        """Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows."""
+    def head(self, slot: int) -> SlotHead: ...
     def unread(self) -> int: ...
     def reap(self) -> int:
         """Put back what dead processes held; say how many slots that were."""
     def counters(self) -> dict[str, int]: ...
 
 class Parts:
-    def __init__(self, parts: list[tuple[int, int, int]]) -> None: ...
+    def __init__(self, parts: Sequence[tuple[str, object, int, int, int, bool]], writeable: bool) -> None: ...
+    def same(self, tensors: Mapping_[str, object]) -> bool: ...
+    def fits(self, tensors: Mapping_[str, object]) -> bool: ...
 
 class Weights:
     """The latest version of a block of bytes."""

@@ -89,6 +89,7 @@ class Ring(Lane):
             self.num_slots,
             self.overflow == "block",
             f"ring of {self.segment.label}",
+            SlotHead,
         )
         # Looked up once, because every claim and every take needs them: together they are a third of its time.
         self._debug = debug_mode()
@@ -129,10 +130,11 @@ class Ring(Lane):
 class Writer:
     """Claims slots and commits them."""
 
-    __slots__ = ("_parts", "_ring", "writer")
+    __slots__ = ("_parts", "_put", "_ring", "writer")
 
     def __init__(self, ring: Ring, writer: int) -> None:
         self._ring = ring
+        self._put = ring.native.put
         self.writer = writer
         self._parts: Parts | None = None
 
@@ -152,20 +154,21 @@ class Writer:
     ) -> None:
         """Claim a slot, copy these into it and commit it, in one native call: the fastest way for what exists already.
         Names, dtypes and shapes must be the layout's."""
-        parts = self._parts
-        if parts is None or not parts.fits(tensors):
-            parts = self._parts = Parts(self._ring.layout, tensors, "tensors", writeable=False)
-        parts.before_publish()
-        self._ring.native.put(parts.native, policy_version, self.writer, rows, timeout, peers)
+        if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
+            parts = Parts(self._ring.layout, tensors, "tensors", writeable=False)
+            parts.before_publish()
+            self._put(parts, dict(tensors), policy_version, self.writer, rows, timeout, peers)
+            self._parts = None if parts.twins else parts
 
 
 class Reader:
     """Takes slots and releases them."""
 
-    __slots__ = ("_parts", "_ring")
+    __slots__ = ("_get", "_parts", "_ring")
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+        self._get = ring.native.get
         self._parts: Parts | None = None
 
     def take(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> ReadSlot:
@@ -176,12 +179,14 @@ class Reader:
     def get(self, out: Mapping[str, Tensor], *, timeout: float | None = None, peers: Iterable[Peer] = ()) -> SlotHead:
         """Take the oldest unread slot, copy it into ``out`` and release it, in one native call. Returns what its writer
         said of it."""
-        parts = self._parts
-        if parts is None or not parts.fits(out):
-            parts = self._parts = Parts(self._ring.layout, out, "out", writeable=True)
-        head = self._ring.native.get(parts.native, timeout, peers)
-        parts.after_read()
-        return SlotHead(*head)
+        head = self._get(self._parts, out, timeout, peers)
+        if head is None:
+            parts = Parts(self._ring.layout, out, "out", writeable=True)
+            head = self._get(parts, dict(out), timeout, peers)
+            assert head is not None
+            parts.after_read()
+            self._parts = None if parts.twins else parts
+        return head
 
 
 class SlotHead(NamedTuple):
@@ -237,7 +242,7 @@ class ReadSlot(Lease):
     def __init__(self, ring: Ring, index: int) -> None:
         self._native = ring.native
         self.index = index
-        self.head = SlotHead(*ring.native.head(index))
+        self.head = ring.native.head(index)
         self._begin(*ring.windows(index, writeable=False), ring.layout, False, ring.slot_labels[index])
 
     @property

@@ -127,14 +127,14 @@ class Stats(Lane):
     def at(self, place: int) -> Moments:
         """What the collectors at one place have seen."""
         record = {field.name: np.zeros(field.shape, field.dtype) for field in self.layout}
-        self._places[place].read(Parts(self.layout, record, "record", writeable=True).native)
+        self._places[place].read(Parts(self.layout, record, "record", writeable=True))
         return Moments(float(record["count"]), record["mean"], record["squares"])
 
     def put(self, place: int, moments: Moments) -> None:
         record = {"count": np.array(moments.count), "mean": moments.mean, "squares": moments.squares}
         parts = Parts(self.layout, record, "record", writeable=False)
         parts.before_publish()  # moments of plain numbers are numpy scalars, which have no address of their own
-        self._places[place].publish(parts.native)
+        self._places[place].publish(parts)
 
     def leave(self, place: int) -> None:
         self._roster.leave(place)

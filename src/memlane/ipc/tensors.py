@@ -7,7 +7,6 @@ dtype's name, so its bits travel unchanged and another process can tell it from 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -32,24 +31,22 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return Layout({name: _spec(name, tensor) for name, tensor in tensors.items()})
 
 
-class Parts:
+class Parts(_native.Parts):
     """Where the bytes of some tensors are, and where in a block of ``layout`` they belong: what one native copy takes.
 
-    Looked up once and kept for as long as ``fits`` says that it is the same tensors in the same places. A tensor
-    without a plain address (on another device, or not contiguous) goes through a contiguous twin.
+    Looked up once and kept for as long as ``same`` or ``fits`` say that it serves. A tensor without a plain address (on
+    another device, or not contiguous) goes through a contiguous twin.
     """
 
-    __slots__ = ("_addresses", "_movable", "_names", "_tensors", "_twins", "native")
+    __slots__ = ("twins",)
 
     def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], role: str, *, writeable: bool) -> None:
         if tensors.keys() != layout.fields.keys():
             missing = [name for name in layout.fields if name not in tensors]
             unknown = [name for name in tensors if name not in layout]
             raise KeyError(f"{role} must have the names of the layout; missing {missing}, unknown {unknown}")
-        self._names = list(tensors)
-        self._tensors = list(tensors.values())
-        self._twins: list[tuple[Tensor, Tensor]] = []
-        parts: list[tuple[int, int, int]] = []
+        self.twins: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[str, Tensor, int, int, int, bool]] = []
         for name, tensor in tensors.items():
             field = layout[name]
             _check(field, name, tensor, role)
@@ -58,28 +55,16 @@ class Parts:
             source = tensor
             if not _is_plain(tensor):
                 source = _twin(tensor)
-                self._twins.append((tensor, source))
-            parts.append((field.offset, _address(source), field.nbytes))
-        self.native = _native.Parts(parts)
-        # An array's address never changes while somebody else (we) refers to it; a torch tensor's can.
-        self._movable = [tensor for tensor in self._tensors if not isinstance(tensor, np.ndarray | np.generic)]
-        self._addresses = list(map(_address, self._movable))
-
-    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether these are the same tensors in the same places."""
-        return (
-            len(tensors) == len(self._tensors)
-            and all(map(operator.is_, tensors.values(), self._tensors))
-            and list(map(_address, self._movable)) == self._addresses
-            and list(tensors) == self._names
-        )
+                self.twins.append((tensor, source))
+            parts.append((name, tensor, field.offset, _address(source), field.nbytes, source is tensor))
+        super().__init__(parts, writeable)
 
     def before_publish(self) -> None:
-        for tensor, twin in self._twins:
+        for tensor, twin in self.twins:
             _copy(twin, tensor)
 
     def after_read(self) -> None:
-        for tensor, twin in self._twins:
+        for tensor, twin in self.twins:
             _copy(tensor, twin)
 
 
@@ -108,13 +93,15 @@ def _check(field: Field, name: str, tensor: Tensor, role: str) -> None:
 def _address(tensor: Tensor) -> int:
     if isinstance(tensor, np.ndarray):
         return tensor.__array_interface__["data"][0]  # type: ignore[no-any-return]
-    return tensor.data_ptr() if hasattr(tensor, "data_ptr") else 0
+    return tensor.data_ptr()  # type: ignore[no-any-return]
 
 
 def _is_plain(tensor: Tensor) -> bool:
     if isinstance(tensor, np.ndarray):
         return tensor.flags.c_contiguous
-    return not isinstance(tensor, np.generic) and tensor.device.type == "cpu" and tensor.is_contiguous()
+    if isinstance(tensor, np.generic) or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return False
+    return not (tensor.is_neg() or tensor.is_conj())  # what torch has yet to do to the data when it is read
 
 
 def _twin(tensor: Tensor) -> Tensor:

@@ -76,8 +76,9 @@ class Weights(Lane):
         parts = self._published
         if parts is None or not parts.fits(tensors):
             parts = self._published = Parts(self.layout, tensors, "tensors", writeable=False)
-        parts.before_publish()
-        return self._native.publish(parts.native)
+        if parts.twins:
+            parts.before_publish()
+        return self._native.publish(parts)
 
     @property
     def version(self) -> int:
@@ -90,23 +91,25 @@ class Weights(Lane):
         if out is None:
             out = {field.name: np.empty(field.shape, field.dtype) for field in self.layout}
         parts = self._read
-        if parts is None or not parts.fits(out):
-            parts = self._read = Parts(self.layout, out, "out", writeable=True)
+        if parts is None or not parts.same(out):
             self._read_version = 0
+            if parts is None or not parts.fits(out):
+                parts = self._read = Parts(self.layout, out, "out", writeable=True)
         if self._native.version() != self._read_version:
-            self._read_version = self._native.read(parts.native)
-            parts.after_read()
+            self._read_version = self._native.read(parts)
+            if parts.twins:
+                parts.after_read()
         return self._read_version, out
 
     def publish_some(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """``publish`` of the first bytes of some fields; what the other bytes of this version hold is undefined."""
-        return self._native.publish(self._beginnings(arrays))
+        return self._native.publish(self._beginnings(arrays, writeable=False))
 
     def read_some(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """``read`` of the first bytes of some fields, all of one version, whose number is returned."""
-        return self._native.read(self._beginnings(arrays))
+        return self._native.read(self._beginnings(arrays, writeable=True))
 
-    def _beginnings(self, arrays: Mapping[str, NDArray[Any]]) -> _native.Parts:
+    def _beginnings(self, arrays: Mapping[str, NDArray[Any]], *, writeable: bool) -> _native.Parts:
         parts = []
         for name, array in arrays.items():
             field = self.layout[name]
@@ -115,8 +118,8 @@ class Weights(Lane):
                     f"{name!r} must be contiguous {field.dtype} of at most {field.nbytes} bytes, "
                     f"found {array.dtype} of {array.nbytes}"
                 )
-            parts.append((field.offset, array.__array_interface__["data"][0], array.nbytes))
-        return _native.Parts(parts)
+            parts.append((name, array, field.offset, array.__array_interface__["data"][0], array.nbytes, True))
+        return _native.Parts(parts, writeable)
 
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int:
         """Wait until ``version`` or a later one is there and return the latest number."""
