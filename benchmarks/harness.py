@@ -35,7 +35,8 @@ BARE_SECONDS = 120
 BUSY_LOAD = 0.5
 """Runnable processes besides ours, on average over the last minute, from which on numbers are not to be trusted."""
 
-Kind = Literal["memlane", "peer", "limit"]
+Kind = Literal["memlane", "peer", "limit", "other"]
+"""``other`` does something else than the rest of its table and is shown for orientation: no expectation is about it."""
 
 
 @dataclass
@@ -105,12 +106,15 @@ class Table:
     """What one operation is, in a few words."""
     operation_bytes: int = 0
     """Bytes that one operation moves; when given, there is a column with GB/s."""
+    rate: str = ""
+    """The head of a column with operations per second; without it there is none."""
 
     def __getitem__(self, name: str) -> Contender:
         return next(contender for contender in self.contenders if contender.name == name)
 
     def text(self) -> str:
         head = ["", "median", "middle half", "best round", "ratio"] + (["GB/s"] if self.operation_bytes else [])
+        head += [self.rate] if self.rate else []
         reference = self[self.reference].median
         lines: list[list[str]] = []
         notes: list[str] = []
@@ -123,6 +127,8 @@ class Table:
             cells += [duration(contender.best_round), f"{contender.median / reference:.2f}"]
             if self.operation_bytes:
                 cells.append(f"{self.operation_bytes / contender.median:.2f}")
+            if self.rate:
+                cells.append(f"{1e9 / contender.median:,.0f}")
             lines.append(cells)
         widths = [max(len(line[column]) for line in [head, *lines]) for column in range(len(head))]
         rows = ["  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)])

@@ -20,6 +20,7 @@ using namespace nb::literals;
 using namespace memlane;
 
 void bind_lanes(nb::module_ &m); // bindings_lanes.cpp
+void bind_steps(nb::module_ &m); // bindings_steps.cpp
 
 namespace {
 
@@ -271,4 +272,5 @@ NB_MODULE(_native, m) {
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
 
     bind_lanes(m);
+    bind_steps(m);
 }

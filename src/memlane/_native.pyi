@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Mapping_
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ RING_CONTROL_BYTES: int
 SLOT_HEAD_BYTES: int
 WEIGHTS_CONTROL_BYTES: int
 MOST_BUFFERS: int
+QUORUM_BYTES: int
 
 class _Watchable(Protocol):
     def fileno(self) -> int: ...
@@ -144,3 +145,31 @@ class Weights:
     def read(self, parts: Parts) -> int: ...
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
     def retries(self) -> int: ...
+
+class Quorum:
+    """A count that many advance and one waits for."""
+
+    spin_limit_ns: int
+    def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
+    @property
+    def arrived(self) -> int: ...
+    def arrive(self, many: int = 1) -> int: ...
+    def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
+
+class Outcomes:
+    """What one environment's step leaves, written in one call."""
+
+    def __init__(
+        self,
+        observations: NDArray[Any] | None,
+        rewards: int,
+        terminated: int,
+        truncated: int,
+        progress: int,
+        count: int,
+        array_type: type[Any],
+        low: int | None,
+        high: int | None,
+    ) -> None: ...
+    def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
+    def put_observation(self, index: int, observation: object) -> bool: ...

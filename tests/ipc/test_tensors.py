@@ -160,7 +160,7 @@ def test_a_tensor_whose_storage_was_exchanged_is_not_the_same_but_fits(torch: An
         lambda torch: torch.nn.Parameter(torch.zeros(3)),
         lambda torch: torch.zeros(3, device="meta"),
         lambda torch: torch.zeros(3).to_sparse(),
-        lambda torch: np.zeros(3, np.float32),
+        lambda _: np.zeros(3, np.float32),
     ],
 )
 def test_a_tensor_of_another_kind_does_not_fit(torch: Any, make: Any) -> None:

@@ -1,0 +1,593 @@
+"""How many environment steps per second does a vector environment make, and how far is that from plain loops?
+
+Each turn of a contender is a new process: it builds the vector environment, resets it, warms up, and measures a few
+blocks. The actions are drawn before the clock starts. What is counted is a step or a reset of one environment: most
+libraries reset in the place of a step, and for those that do it within a step the resets are added.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Contender, Expectation, Kind, Report, Table, parser, race, ratio
+from vector_workloads import MAKE, draw_actions, env_fns, make, missing_for, plain_loops
+
+CORES = len(os.sched_getaffinity(0))
+TURN_SECONDS = 180
+"""When a turn has not finished by then, it never will."""
+SLEEPERS = 64
+"""So many environments sleep at the same time, each in a worker of its own where a library allows it."""
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+HALF_CHEETAH_INFOS = ["x_position", "x_velocity", "reward_forward", "reward_ctrl"]
+LIBRARIES = {
+    "memlane": "memlane.vector",
+    "gymnasium": "gymnasium",
+    "stable-baselines3": "stable_baselines3",
+    "tianshou": "tianshou",
+    "pufferlib": "pufferlib",
+    "torchrl": "torchrl",
+    "envpool": "envpool",
+}
+
+
+# ------------------------------------------------------------------------------- in the process of a turn: contenders
+
+
+@dataclass
+class Work:
+    workload: str
+    num_envs: int
+
+    @property
+    def env_fns(self) -> list[Callable[[], Any]]:
+        return env_fns(self.workload, self.num_envs)
+
+    def actions(self, num_envs: int | None = None) -> list[Any]:
+        return draw_actions(self.workload, num_envs or self.num_envs)
+
+
+@dataclass
+class Driver:
+    """A vector environment that was reset. ``advance`` makes one call and returns how many steps and resets it made."""
+
+    advance: Callable[[], int]
+    close: Callable[[], object]
+
+
+def memlane(work: Work, workers: int, infos: Sequence[str] = (), **settings: Any) -> Driver:
+    """``infos`` are declared, so that they need not be pickled."""
+    from memlane.vector import AsyncVectorEnv
+
+    info_spec = dict.fromkeys(infos, ("float64", ()))
+    env = AsyncVectorEnv(work.env_fns, num_workers=workers, info_spec=info_spec or None, **settings)
+    env.reset(seed=0)
+    return _stepping(env, work)
+
+
+def memlane_first_ready(work: Work, workers: int, min_envs: int) -> Driver:
+    """Whoever is ready gets its next action; nobody waits for the slowest."""
+    from memlane.vector import AsyncVectorEnv
+
+    env = AsyncVectorEnv(work.env_fns, num_workers=workers)
+    env.reset(seed=0)
+    actions = cycle(work.actions())
+    env.send(next(actions), np.arange(work.num_envs))
+
+    def advance() -> int:
+        *_, env_ids = env.recv(min_envs)
+        env.send(next(actions)[env_ids], env_ids)
+        return len(env_ids)
+
+    return Driver(advance, env.close)
+
+
+def gymnasium_sync(work: Work) -> Driver:
+    from gymnasium.vector import SyncVectorEnv
+
+    env = SyncVectorEnv(work.env_fns, copy=False)
+    env.reset(seed=0)
+    return _stepping(env, work)
+
+
+def gymnasium_async(work: Work) -> Driver:
+    from gymnasium.vector import AsyncVectorEnv
+
+    env = AsyncVectorEnv(work.env_fns, shared_memory=True, copy=False)
+    env.reset(seed=0)
+    return _stepping(env, work)
+
+
+def _stepping(env: Any, work: Work) -> Driver:
+    """gymnasium's way: a reset takes the place of a step."""
+    actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
+
+    def advance() -> int:
+        step(next(actions))
+        return num_envs
+
+    return Driver(advance, env.close)
+
+
+def stable_baselines3(work: Work, *, processes: bool) -> Driver:
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    # fork: its default would import torch once per environment.
+    env = SubprocVecEnv(work.env_fns, start_method="fork") if processes else DummyVecEnv(work.env_fns)
+    env.reset()
+    actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
+
+    def advance() -> int:
+        _, _, dones, _ = step(next(actions))
+        return num_envs + int(np.count_nonzero(dones))
+
+    return Driver(advance, env.close)
+
+
+def tianshou(work: Work) -> Driver:
+    from tianshou.env import ShmemVectorEnv
+
+    env = ShmemVectorEnv(work.env_fns)
+    env.reset()
+    actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
+
+    def advance() -> int:
+        # It does not reset by itself.
+        _, _, terminated, truncated, _ = step(next(actions))
+        (done,) = np.nonzero(terminated | truncated)
+        if len(done):
+            env.reset(done)
+        return num_envs + len(done)
+
+    return Driver(advance, env.close)
+
+
+def tianshou_first_ready(work: Work, wait_num: int) -> Driver:
+    from tianshou.env import ShmemVectorEnv
+
+    env = ShmemVectorEnv(work.env_fns, wait_num=wait_num)
+    env.reset()
+    actions = cycle(work.actions())
+    ready = np.arange(work.num_envs)
+
+    def advance() -> int:
+        nonlocal ready
+        *_, infos = env.step(next(actions)[ready], ready)
+        ready = np.array([info["env_id"] for info in infos])
+        return len(ready)
+
+    return Driver(advance, env.close)
+
+
+def pufferlib(work: Work, backend: str, path: str, batches: int = 1, **settings: Any) -> Driver:
+    """``batches`` greater than 1: while the caller has the results of some workers, the others step."""
+    if path:
+        sys.path.append(path)
+    import pufferlib.vector
+    from pufferlib.emulation import GymnasiumPufferEnv
+
+    def creator(buf: Any = None, seed: int = 0) -> Any:
+        return GymnasiumPufferEnv(env=make(work.workload, seed), buf=buf, seed=seed)
+
+    batch = work.num_envs // batches
+    if backend == "Multiprocessing":
+        # It refuses more workers than cores, unless told that we know.
+        settings |= {"batch_size": batch, "overwork": True}
+    env = pufferlib.vector.make(creator, backend=getattr(pufferlib.vector, backend), num_envs=work.num_envs, **settings)
+    env.async_reset(0)
+    env.recv()
+    dtype = env.single_action_space.dtype if env.single_action_space.shape else np.int32
+    actions = cycle([one.astype(dtype) for one in work.actions(batch)])
+    send, receive = env.send, env.recv
+
+    def advance() -> int:
+        send(next(actions))
+        receive()
+        return batch
+
+    return Driver(advance, env.close)
+
+
+def torchrl(work: Work, workers: int) -> Driver:
+    """One process per environment is its usual form, which is slower as soon as there are more of them than cores."""
+    import torch
+    from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
+
+    torch.set_num_threads(1)
+    share = work.num_envs // workers
+
+    def wrapped(index: int) -> Callable[[], Any]:
+        return lambda: GymWrapper(make(work.workload, index), categorical_action_encoding=True)
+
+    def serial(worker: int) -> Callable[[], Any]:
+        return lambda: SerialEnv(share, [wrapped(worker * share + index) for index in range(share)])
+
+    one_each = share == 1
+    makers = [wrapped(worker) if one_each else serial(worker) for worker in range(workers)]
+    env = ParallelEnv(workers, makers, mp_start_method="fork")
+    shape = (workers,) if one_each else (workers, share)
+    actions = cycle([torch.from_numpy(one.reshape(*shape, *one.shape[1:])) for one in work.actions()])
+    now = env.reset()
+
+    def advance() -> int:
+        nonlocal now
+        now["action"] = next(actions)
+        then, now = env.step_and_maybe_reset(now)
+        return work.num_envs + int(then["next", "done"].sum())
+
+    return Driver(advance, env.close)
+
+
+def envpool(work: Work, threads: int) -> Driver:
+    import envpool
+
+    env = envpool.make_gymnasium(work.workload, num_envs=work.num_envs, num_threads=threads)
+    env.reset()
+    dtype = env.action_space.dtype
+    actions, step = cycle([one.astype(dtype) for one in work.actions()]), env.step
+
+    def advance() -> int:
+        step(next(actions))
+        return work.num_envs
+
+    return Driver(advance, env.close)
+
+
+BUILDERS: dict[str, Callable[..., Driver]] = {
+    one.__name__: one
+    for one in (memlane, memlane_first_ready, gymnasium_sync, gymnasium_async, stable_baselines3, tianshou,
+                tianshou_first_ready, pufferlib, torchrl, envpool)
+}  # fmt: skip
+
+
+def take_turn(request: dict[str, Any]) -> list[float]:
+    """Nanoseconds per step, for each block after some time to warm up."""
+    seconds = [request["warm_up"], *[request["seconds"]] * request["blocks"]]
+    work = Work(request["workload"], request["num_envs"])
+    if request["builder"] == "plain_loops":
+        return plain_loops(work.workload, work.num_envs, seconds=seconds, **request["settings"])[1:]
+    driver = BUILDERS[request["builder"]](work, **request["settings"])
+    values = []
+    for one in seconds:
+        steps = 0
+        begin = end = time.monotonic_ns()
+        deadline = begin + int(one * 1e9)
+        while end < deadline:
+            steps += driver.advance()
+            end = time.monotonic_ns()
+        values.append((end - begin) / steps)
+    driver.close()
+    return values[1:]
+
+
+# ------------------------------------------------------------------------------------------ in the process of the run
+
+
+@dataclass
+class Entry:
+    """A contender before it is told what to step."""
+
+    name: str
+    builder: str
+    settings: dict[str, Any]
+    kind: Kind = "peer"
+    library: str = ""
+    skip: str = ""
+
+
+@dataclass
+class Effort:
+    blocks: int
+    seconds: float
+    warm_up: float
+
+
+def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SECONDS) -> None:
+    """Run it to its end, in a session of its own, so that all its workers can be ended with it."""
+    # Several threads in each of many workers only get in each other's way.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with open(Path(folder, "output"), "w+") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"not finished after {seconds} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if code != 0:
+            output.seek(0)
+            lines = output.read().strip().splitlines() or [f"ended with code {code}"]
+            raise RuntimeError(lines[-1].strip())
+
+
+def turn(entry: Entry, work: Work, effort: Effort) -> list[float]:
+    request = {"builder": entry.builder, "settings": entry.settings} | vars(work) | vars(effort)
+    with tempfile.TemporaryDirectory() as folder:  # also because pufferlib leaves a link where it is imported
+        in_new_process([sys.executable, str(Path(__file__).resolve()), "--turn", json.dumps(request)], folder)
+        values: list[float] = json.loads(Path(folder, "values.json").read_text())
+    return values
+
+
+def contenders(entries: Sequence[Entry], work: Work, effort: Effort) -> list[Contender]:
+    def measure(entry: Entry) -> Callable[[], list[float]]:
+        return lambda: turn(entry, work, effort)
+
+    no_workload = missing_for(work.workload)
+    return [Contender(one.name, one.kind, measure(one), skip=no_workload or one.skip) for one in entries]
+
+
+def missing(library: str, pufferlib_path: str) -> str:
+    """Why a library cannot be measured; empty when it can."""
+    if library == "pufferlib":
+        there = importlib.util.find_spec("pufferlib") or Path(pufferlib_path or "-", "pufferlib").is_dir()
+        needed = [one for one in ("gym", "psutil") if not importlib.util.find_spec(one)] if there else []
+        if needed:
+            return f"pufferlib needs {' and '.join(needed)}"
+        return "" if there else "pufferlib is not installed (or give --pufferlib PATH)"
+    module = LIBRARIES[library]
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    return "" if found else f"{module} is not installed"
+
+
+def entries_for(work: Work, options: Any) -> list[Entry]:
+    """Everybody at the best settings that we know for this many environments and cores."""
+    sleeps = work.workload == "sleeps"
+    # One worker for each core and the same number of environments for each; when they sleep, one for each of them.
+    cores = max(one for one in range(1, CORES + 1) if work.num_envs % one == 0)
+    workers = work.num_envs if sleeps else cores
+    few = max(1, work.num_envs // 8)
+    path = {"path": options.pufferlib}
+    parallel = path | {"backend": "Multiprocessing"}
+    halves = "" if cores % 2 == 0 else "needs an even number of workers"
+    made = [
+        Entry(f"memlane, {_workers(workers)}", "memlane", {"workers": workers}, "memlane", "memlane"),
+        Entry(f"memlane, {_workers(workers)}, copy=False", "memlane", {"workers": workers, "copy": False}, "memlane",
+              "memlane"),
+        Entry("gymnasium Sync, copy=False", "gymnasium_sync", {}, library="gymnasium"),
+        Entry("gymnasium Async, copy=False", "gymnasium_async", {}, library="gymnasium"),
+        Entry("stable-baselines3 Dummy", "stable_baselines3", {"processes": False}, library="stable-baselines3"),
+        Entry("stable-baselines3 Subproc, fork", "stable_baselines3", {"processes": True}, library="stable-baselines3"),
+        Entry("tianshou Shmem", "tianshou", {}, library="tianshou"),
+        Entry("pufferlib Serial", "pufferlib", path | {"backend": "Serial"}, library="pufferlib"),
+        Entry(f"pufferlib, {_workers(cores)}", "pufferlib", parallel | {"num_workers": cores}, library="pufferlib"),
+        Entry(f"pufferlib, {_workers(cores)}, half batches", "pufferlib",
+              parallel | {"num_workers": cores, "batches": 2}, library="pufferlib", skip=halves),
+        Entry(f"pufferlib, {_workers(cores)}, half batches, zero_copy=False", "pufferlib",
+              parallel | {"num_workers": cores, "batches": 2, "zero_copy": False}, library="pufferlib", skip=halves),
+    ]  # fmt: skip
+    if work.workload == "HalfCheetah-v5":
+        made.append(Entry(f"memlane, {_workers(workers)}, infos declared", "memlane",
+                          {"workers": workers, "infos": HALF_CHEETAH_INFOS}, "memlane", "memlane"))  # fmt: skip
+    if cores > 1:
+        # Its caller spins as its workers do: one core less for them can be better.
+        one_less = max(one for one in range(1, cores) if work.num_envs % one == 0)
+        made.append(Entry(f"pufferlib, {_workers(one_less)}", "pufferlib", parallel | {"num_workers": one_less},
+                          library="pufferlib"))  # fmt: skip
+    if sleeps:
+        made += [
+            Entry(f"memlane, {_workers(workers)}, recv({few})", "memlane_first_ready",
+                  {"workers": workers, "min_envs": few}, "memlane", "memlane"),
+            Entry(f"tianshou Shmem, wait_num={few}", "tianshou_first_ready", {"wait_num": few}, library="tianshou"),
+            Entry(f"pufferlib, {_workers(workers)}", "pufferlib", parallel | {"num_workers": workers},
+                  library="pufferlib"),
+        ]  # fmt: skip
+    kind_of_worker = "" if workers == work.num_envs else f" of Serial({work.num_envs // workers})"
+    made.append(Entry(f"torchrl Parallel({workers}){kind_of_worker}", "torchrl", {"workers": workers},
+                      library="torchrl"))  # fmt: skip
+    if work.workload in ("CartPole-v1", "HalfCheetah-v5"):
+        made.append(Entry(f"envpool, its own C++ environments, {cores} threads", "envpool", {"threads": cores}, "other",
+                          "envpool"))  # fmt: skip
+    made.append(Entry(_loops(workers), "plain_loops", {"processes": workers}, "limit"))
+    return _chosen(made, options)
+
+
+def _chosen(entries: list[Entry], options: Any) -> list[Entry]:
+    """Without the libraries that were not asked for; those that are missing say so."""
+    kept = [one for one in entries if not one.library or one.library in ("memlane", *options.peers)]
+    names = [one.name for one in kept]
+    kept = [one for index, one in enumerate(kept) if one.name not in names[:index]]
+    for one in kept:
+        one.skip = (missing(one.library, options.pufferlib) if one.library else "") or one.skip
+    return kept
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" + ("s" if count > 1 else "")
+
+
+def _loops(count: int) -> str:
+    return f"{count} plain loop" + ("s" if count > 1 else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def reference(contenders: Sequence[Contender]) -> str:
+    """memlane, or whoever else was measured when it is missing."""
+    return next((one.name for one in contenders if one.rounds), contenders[0].name)
+
+
+def best(contenders: Sequence[Contender], prefix: str = "", kind: Kind | None = None) -> Contender | None:
+    found = [one for one in contenders if one.rounds and one.name.startswith(prefix) and kind in (None, one.kind)]
+    return min(found, key=lambda one: one.median, default=None)
+
+
+def times(slower: Contender | None, faster: Contender | None) -> float | None:
+    return ratio(slower, faster) if slower and faster else None
+
+
+def expect_steps(report: Report, work: Work, table: Table) -> None:
+    """What is expected at a workload and a number of environments. ``memlane`` alone means its defaults, with copies;
+    against those who do not copy, it may choose."""
+    where = f"{work.workload} with {work.num_envs} environments"
+    rows = table.contenders
+    default = rows[0]
+    stepping = [one for one in rows if "recv(" not in one.name and "wait_num" not in one.name]
+    limit = best(rows, kind="limit")
+    if work.workload in ("CartPole-v1", "HalfCheetah-v5"):
+        for num_envs, share in ((64, 0.65), (256, 0.75)):
+            if work.num_envs == num_envs:
+                report.expect(Expectation(f"{where}: at least {share:.0%} of the speed of {_limit_name(limit)}",
+                                          times(limit, default), at_least=share))  # fmt: skip
+    least = {"CartPole-v1": 15, "noop": 50}.get(work.workload)
+    if least and work.num_envs == 64:
+        report.expect(Expectation(f"{where}: at least {least} times as fast as gymnasium Async",
+                                  times(best(rows, "gymnasium Async"), default), at_least=least))  # fmt: skip
+    ours = best(stepping, "memlane")
+    report.expect(
+        Expectation(f"{where}: faster than gymnasium Sync", times(best(rows, "gymnasium Sync"), ours), at_least=1),
+        Expectation(f"{where}: faster than pufferlib's best", times(best(rows, "pufferlib"), ours), at_least=1),
+    )
+    if work.workload == "sleeps":
+        peer = best(stepping, kind="peer")
+        report.expect(
+            Expectation(f"{where}: with send and recv at least 3 times as fast as the best peer with step",
+                        times(peer, best([one for one in rows if "recv(" in one.name])), at_least=3),
+            Expectation(f"{where}: with step faster than the best peer with step", times(peer, ours), at_least=1),
+        )  # fmt: skip
+
+
+def _limit_name(limit: Contender | None) -> str:
+    return limit.name if limit else "plain loops"
+
+
+def many_workers(report: Report, options: Any, effort: Effort, rounds: int, num_envs: int) -> None:
+    """More workers than cores must not hurt much: people start with one worker for each environment."""
+    work = Work("CartPole-v1", num_envs)
+    counts = [one for one in WORKERS if one <= num_envs]
+    parallel = {"path": options.pufferlib, "backend": "Multiprocessing"}
+    entries = [Entry(f"memlane, {_workers(one)}", "memlane", {"workers": one}, "memlane", "memlane") for one in counts]
+    entries += [
+        Entry(f"pufferlib, {_workers(one)}", "pufferlib", parallel | {"num_workers": one}, library="pufferlib")
+        for one in counts
+        if one <= 4 * CORES
+    ]
+    entries.append(Entry("gymnasium Async, copy=False", "gymnasium_async", {}, library="gymnasium"))
+    made = contenders(_chosen(entries, options), work, effort)
+    race(made, rounds)
+    table = Table(f"{num_envs} CartPole-v1 in more and more workers", reference(made), made, "one step", rate="steps/s")
+    report.add(table)
+    ours = [one for one in made if one.kind == "memlane" and one.rounds]
+    report.expect(
+        Expectation(
+            f"{num_envs} CartPole-v1: no number of workers takes more than 3 times as long as the best number",
+            times(max(ours, key=lambda one: one.median, default=None), best(ours)),
+            at_most=3,
+        )
+    )
+
+
+START = """
+import time
+from functools import partial
+import gymnasium
+{make}
+env.reset(seed=0)
+ready = time.monotonic_ns()
+env.close()
+with open("ready", "w") as file:
+    file.write(str(ready))
+"""
+FNS = '[partial(gymnasium.make, "CartPole-v1")] * {num_envs}'
+
+
+def start_up(code: str) -> list[float]:
+    """From before a new Python starts until all environments are reset; closing them does not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.monotonic_ns()
+        in_new_process([sys.executable, "-c", START.format(make=code)], folder)
+        return [float(int(Path(folder, "ready").read_text()) - begin)]
+
+
+def starting(report: Report, options: Any, rounds: int, num_envs: int) -> None:
+    fns = FNS.format(num_envs=num_envs)
+    workers = min(CORES, num_envs)
+    ours = "from memlane.vector import AsyncVectorEnv; env = AsyncVectorEnv({}, num_workers={})"
+    theirs = "env = gymnasium.vector.{}({})"
+
+    def starter(code: str) -> Callable[[], list[float]]:
+        return lambda: start_up(code)
+
+    no_memlane, no_gymnasium = missing("memlane", ""), "" if "gymnasium" in options.peers else "not asked for"
+    made = [
+        Contender(f"memlane, {_workers(workers)}", "memlane", starter(ours.format(fns, workers)), no_memlane),
+        Contender(f"memlane, {_workers(num_envs)}", "memlane", starter(ours.format(fns, num_envs)), no_memlane),
+        Contender("gymnasium Async", "peer", starter(theirs.format("AsyncVectorEnv", fns)), no_gymnasium),
+        Contender("gymnasium Sync", "limit", starter(theirs.format("SyncVectorEnv", fns)), no_gymnasium),
+    ]
+    race(made, rounds)
+    report.add(Table(f"starting {num_envs} CartPole-v1", reference(made), made, "a new Python, until the first reset"))
+    report.expect(
+        Expectation(
+            f"{num_envs} CartPole-v1 are ready in less than a third of the time of gymnasium Async",
+            ratio(made[0], made[2]),
+            at_most=1 / 3,
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- main
+
+
+def main() -> None:
+    made = parser(__doc__.splitlines()[0])
+    made.add_argument("--workload", nargs="*", choices=list(MAKE), default=list(MAKE), help="what is stepped")
+    made.add_argument("--num-envs", nargs="*", type=int, help="how many environments (default: 8 64 256)")
+    made.add_argument("--peers", nargs="*", choices=list(LIBRARIES), default=list(LIBRARIES),
+                      help="the libraries beside memlane that take part (default: all)")  # fmt: skip
+    made.add_argument("--tables", nargs="*", choices=["steps", "workers", "start"],
+                      default=["steps", "workers", "start"], help="what is measured (default: all)")  # fmt: skip
+    made.add_argument("--pufferlib", default="", metavar="PATH",
+                      help="an unpacked source archive of pufferlib (its vector module needs no build)")  # fmt: skip
+    options = made.parse_args()
+    effort = Effort(2, 0.02, 0.02) if options.quick else Effort(3, 0.4, 0.4)
+    rounds = options.rounds or (2 if options.quick else 5)
+    many = 4 if options.quick else 64
+    sizes = options.num_envs or ([many] if options.quick else [8, 64, 256])
+    packages = ["gymnasium", "torch", "mujoco", *(one for one in LIBRARIES if one not in ("memlane", "gymnasium"))]
+    report = Report("vector_envs", options, peers=packages)
+
+    if "steps" in options.tables:
+        for workload in options.workload:
+            for num_envs in [min(SLEEPERS, many)] if workload == "sleeps" else sizes:
+                work = Work(workload, num_envs)
+                rows = contenders(entries_for(work, options), work, effort)
+                race(rows, rounds)
+                title = f"{workload}, {num_envs} environments"
+                table = report.add(Table(title, reference(rows), rows, "one step of one of them", rate="steps/s"))
+                expect_steps(report, work, table)
+    if "workers" in options.tables:
+        many_workers(report, options, effort, rounds, many)
+    if "start" in options.tables:
+        starting(report, options, rounds, many)
+    report.finish()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--turn"]:
+        Path("values.json").write_text(json.dumps(take_turn(json.loads(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,19 @@
+"""Gymnasium spaces in shared memory: which arrays a space takes, and how its values go in and out."""
+
+from memlane.spaces import arrays as arrays
+from memlane.spaces import dynamic as dynamic
+from memlane.spaces import nested as nested
+from memlane.spaces import text as text
+from memlane.spaces.capacity import Capacity
+from memlane.spaces.column import Column, column_of, fields_of
+from memlane.spaces.shared_memory import create_shared_memory, read_from_shared_memory, write_to_shared_memory
+
+__all__ = [
+    "Capacity",
+    "Column",
+    "column_of",
+    "create_shared_memory",
+    "fields_of",
+    "read_from_shared_memory",
+    "write_to_shared_memory",
+]

@@ -1,0 +1,224 @@
+"""Gymnasium's three functions for the observations of vector environments, over memory that needs no lock and no name.
+
+They have the signatures of ``gymnasium.vector.utils`` and dispatch on the space's class: a custom space is registered
+with ``create_shared_memory.register`` and its two sisters just as there, and then also works inside other spaces. What
+is different: values that do not fit are errors, texts come back as they were, and graphs and sequences work when their
+capacity is declared.
+
+    >>> from gymnasium.spaces import Box
+    >>> space = Box(-1, 1, (2,))
+    >>> memory = create_shared_memory(space, n=2)
+    >>> write_to_shared_memory(space, 1, [0.5, 0.25], memory)
+    >>> read_from_shared_memory(space, memory, n=2)
+    array([[0.  , 0.  ],
+           [0.5 , 0.25]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any
+
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
+
+from memlane.core.segment import Segment
+from memlane.spaces.capacity import Capacities, split
+from memlane.spaces.column import column_of, fields_of, unsupported
+from memlane.spaces.nested import check_choice, check_keys, check_length, parts_of
+from memlane.spaces.paths import BARE, join
+
+_LEAVES = (Box, Discrete, MultiDiscrete, MultiBinary, Text, Graph, Sequence)
+
+
+class SharedRows:
+    """``n`` values of one space in an anonymous segment. Pickles as a segment does: the copy has the same memory."""
+
+    __slots__ = ("column", "path", "segment")
+
+    def __init__(self, space: Space[Any], segment: Segment, path: str = "") -> None:
+        self.segment = segment
+        self.path = path
+        self.column = column_of(space, segment.views(), path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SharedRows, (self.column.space, self.segment, self.path)
+
+    def __repr__(self) -> str:
+        return f"SharedRows({self.column!r})"
+
+
+# -------------------------------------------------------------------------------------------------------------- create
+
+
+@singledispatch
+def create_shared_memory(
+    space: Space[Any],
+    n: int = 1,  # noqa: ARG001
+    ctx: Any = mp,  # noqa: ARG001
+    *,
+    capacity: Capacities = None,  # noqa: ARG001
+    path: str = "",  # noqa: ARG001
+) -> Any:
+    """Memory for ``n`` values of ``space``, zeroed, which other processes get as an argument when they are started.
+
+    Dicts and tuples of memory have the form of the space. ``ctx`` is accepted for Gymnasium's sake: the memory goes to
+    children of every start method. ``path`` is where in an outer space this one is, for error messages.
+    """
+    raise unsupported(space, "create_shared_memory")
+
+
+def _create_rows(
+    space: Space[Any],
+    n: int = 1,
+    ctx: Any = mp,  # noqa: ARG001
+    *,
+    capacity: Capacities = None,
+    path: str = "",
+) -> SharedRows:
+    return SharedRows(space, Segment.create(fields_of(space, n, capacity, path)), path)
+
+
+@create_shared_memory.register(Dict)
+def _create_dict(
+    space: Dict, n: int = 1, ctx: Any = mp, *, capacity: Capacities = None, path: str = ""
+) -> dict[Any, Any]:
+    return dict(zip(space.spaces, _create_parts(space, n, ctx, capacity, path), strict=True))
+
+
+@create_shared_memory.register(Tuple)
+def _create_tuple(
+    space: Tuple[Any], n: int = 1, ctx: Any = mp, *, capacity: Capacities = None, path: str = ""
+) -> tuple[Any, ...]:
+    return tuple(_create_parts(space, n, ctx, capacity, path))
+
+
+@create_shared_memory.register(OneOf)
+def _create_one_of(
+    space: OneOf[Any], n: int = 1, ctx: Any = mp, *, capacity: Capacities = None, path: str = ""
+) -> tuple[Any, ...]:
+    choices = _create_rows(Discrete(len(space.spaces)), n, ctx, path=join(path, "choice"))
+    return (choices, *_create_parts(space, n, ctx, capacity, path))
+
+
+def _create_parts(
+    space: Dict | Tuple[Any] | OneOf[Any], n: int, ctx: Any, capacity: Capacities, path: str
+) -> list[Any]:
+    parts = parts_of(space)
+    memories: list[Any] = []
+    for (name, part), declared in zip(parts.items(), split(capacity, parts, path or BARE), strict=True):
+        if create_shared_memory.dispatch(type(part)) in _OURS:
+            memories.append(create_shared_memory(part, n=n, ctx=ctx, capacity=declared, path=join(path, name)))
+        else:  # a custom function has Gymnasium's signature
+            memories.append(create_shared_memory(part, n=n, ctx=ctx))
+    return memories
+
+
+_OURS = {create_shared_memory.dispatch(object), _create_rows, _create_dict, _create_tuple, _create_one_of}
+
+
+# ---------------------------------------------------------------------------------------------------------------- read
+
+
+@singledispatch
+def read_from_shared_memory(space: Space[Any], shared_memory: Any, n: int = 1) -> Any:  # noqa: ARG001
+    """All ``n`` values as one batch. Arrays share the memory: they change when somebody writes."""
+    raise unsupported(space, "read_from_shared_memory")
+
+
+def _read_rows(space: Space[Any], shared_memory: SharedRows, n: int = 1) -> Any:
+    column = shared_memory.column
+    if n != column.n:
+        raise ValueError(f"at {column.path!r}: the memory is for {column.n} values of {space}, found n={n}")
+    return column.load_batch(0, n, copy=False)
+
+
+@read_from_shared_memory.register(Dict)
+def _read_dict(space: Dict, shared_memory: Mapping[Any, Any], n: int = 1) -> dict[Any, Any]:
+    return {key: read_from_shared_memory(part, shared_memory[key], n=n) for key, part in space.spaces.items()}
+
+
+@read_from_shared_memory.register(Tuple)
+def _read_tuple(space: Tuple[Any], shared_memory: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
+    return tuple(
+        read_from_shared_memory(part, memory, n=n) for part, memory in zip(space.spaces, shared_memory, strict=True)
+    )
+
+
+@read_from_shared_memory.register(OneOf)
+def _read_one_of(space: OneOf[Any], shared_memory: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
+    choices, *memories = shared_memory
+    batches = [read_from_shared_memory(part, memory, n=n) for part, memory in zip(space.spaces, memories, strict=True)]
+    return tuple(
+        (choice, _element(space.spaces[choice], batches[choice], index))
+        for index, choice in enumerate(_read_rows(space, choices, n))
+    )
+
+
+def _element(space: Space[Any], batch: Any, index: int) -> Any:
+    """Value ``index`` of a batch of ``space``."""
+    if isinstance(space, Dict):
+        return {key: _element(part, batch[key], index) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_element(part, one, index) for part, one in zip(space.spaces, batch, strict=True))
+    return batch[index]
+
+
+# --------------------------------------------------------------------------------------------------------------- write
+
+
+@singledispatch
+def write_to_shared_memory(space: Space[Any], index: int, value: Any, shared_memory: Any) -> None:  # noqa: ARG001
+    """Store one value at ``index``. What does not belong to the space is an error; see ``Column.write``.
+
+    Each part of a Dict or a Tuple is checked just before it is stored, as custom spaces know no other way.
+    """
+    raise unsupported(space, "write_to_shared_memory")
+
+
+def _write_rows(space: Space[Any], index: int, value: Any, shared_memory: SharedRows) -> None:  # noqa: ARG001
+    shared_memory.column.write(index, value)
+
+
+@write_to_shared_memory.register(Dict)
+def _write_dict(space: Dict, index: int, value: Any, shared_memory: Mapping[Any, Any]) -> None:
+    check_keys(value, space.spaces.keys(), _where(shared_memory))
+    for key, part in space.spaces.items():
+        write_to_shared_memory(part, index, value[key], shared_memory[key])
+
+
+@write_to_shared_memory.register(Tuple)
+def _write_tuple(space: Tuple[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
+    check_length(value, len(space.spaces), _where(shared_memory))
+    for part, one, memory in zip(space.spaces, value, shared_memory, strict=True):
+        write_to_shared_memory(part, index, one, memory)
+
+
+@write_to_shared_memory.register(OneOf)
+def _write_one_of(space: OneOf[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
+    choice, one = check_choice(value, len(space.spaces), _where(shared_memory))
+    # The choice comes last: if the value is refused, the row still holds what it held.
+    write_to_shared_memory(space.spaces[choice], index, one, shared_memory[1 + choice])
+    shared_memory[0].column.write(index, choice)
+
+
+def _where(shared_memory: Any) -> str:
+    """The path of a dict or a tuple of memories. It has none of its own, but its leaves know theirs."""
+    return _path(shared_memory) or BARE
+
+
+def _path(memory: Any) -> str | None:
+    if isinstance(memory, SharedRows):
+        return memory.column.path
+    if isinstance(memory, (dict, tuple)):
+        for part in memory.values() if isinstance(memory, dict) else memory:
+            if (below := _path(part)) is not None:
+                return below.rpartition(".")[0]
+    return None
+
+
+for _leaf in _LEAVES:
+    create_shared_memory.register(_leaf, _create_rows)
+    read_from_shared_memory.register(_leaf, _read_rows)
+    write_to_shared_memory.register(_leaf, _write_rows)

@@ -1,0 +1,713 @@
+"""AsyncVectorEnv: environments in worker processes, in place of ``gymnasium.vector.AsyncVectorEnv``.
+
+The same constructor, methods, return values, exceptions and log lines. What it adds: fewer workers than environments,
+everything of a step in one segment of shared memory, ``send`` and ``recv`` for stragglers, and workers that are replaced
+when they die. ``steps`` says how a step travels, ``worker`` what happens at the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Env, Space, logger
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, CustomSpaceError, NoAsyncCallError
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
+from numpy.typing import NDArray
+
+from memlane import _native
+from memlane.core import Segment, WaitTimeout
+from memlane.core.layout import FieldSpec
+from memlane.spaces import Column, fields_of
+from memlane.vector import infos as columns
+from memlane.vector.errors import RestartLimit, WorkerDied
+from memlane.vector.messages import Failure, Message, Ready
+from memlane.vector.observations import Observations
+from memlane.vector.steps import MESSAGE, SEND, STEP, Plan, Steps, split
+from memlane.vector.workers import Handle, Workers
+
+OnError = Literal["raise", "restart"]
+_CLOSE_SECONDS = 5.0
+
+
+class AsyncState(enum.Enum):
+    """What a vector environment is waiting for."""
+
+    DEFAULT = "default"
+    WAITING_RESET = "reset"
+    WAITING_STEP = "step"
+    WAITING_CALL = "call"
+    WAITING_RECV = "recv"
+
+
+class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
+    """Environments that run in parallel in worker processes.
+
+    >>> import gymnasium
+    >>> envs = AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4, num_workers=2)
+    >>> observations, infos = envs.reset(seed=1)
+    >>> observations.shape
+    (4, 4)
+    >>> envs.close()
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Callable[..., None] | None = None,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        *,
+        num_workers: int | None = None,
+        capacity: Any = None,
+        info_spec: Mapping[str, FieldSpec] | None = None,
+        shared_assets: Mapping[str, NDArray[Any]] | None = None,
+        on_error: OnError = "raise",
+        max_restarts: int = 10,
+        restart_window: float = 60.0,
+        step_timeout: float | None = None,
+        pin_workers: bool = False,
+    ) -> None:
+        """The first nine arguments are Gymnasium's. ``max_concurrency`` bounds how many environments run at a time: here
+        that is the number of workers.
+
+        Args:
+            num_workers: Processes; each runs a contiguous range of the environments. As many as there are cores unless
+                told otherwise.
+            capacity: How large the values of Graph and Sequence spaces can become; see ``memlane.spaces.Capacity``.
+            info_spec: Numeric infos that travel in shared memory, name to (dtype, shape); the others are pickled.
+            shared_assets: Arrays that every worker gets read-only, without a copy: ``memlane.vector.shared_assets()``.
+            on_error: "raise" what went wrong, or "restart": only the environments that it hit are made anew and reset;
+                they are truncated, and ``infos["restarted"]`` says why.
+            max_restarts: With "restart", as many within ``restart_window`` seconds; one more is raised.
+            step_timeout: Seconds after which a worker that does not answer is killed and treated as dead.
+            pin_workers: Keep each worker on a core of its own.
+        """
+        if worker is not None:
+            raise NotImplementedError(
+                "a custom worker speaks the pipes of gymnasium.vector.AsyncVectorEnv; use that class for it"
+            )
+        if not env_fns:
+            raise ValueError("env_fns must have at least one function that makes an environment")
+        if on_error not in ("raise", "restart"):
+            raise ValueError(f"on_error must be 'raise' or 'restart', found {on_error!r}")
+        self.env_fns = env_fns
+        self.shared_memory = shared_memory
+        self.copy = copy
+        self.context = context
+        self.daemon = daemon
+        self.worker = worker
+        self.observation_mode = observation_mode
+        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.max_concurrency = _checked_concurrency(max_concurrency)
+        self.num_envs = len(env_fns)
+        self.on_error = on_error
+        self.max_restarts = max_restarts
+        self.restart_window = restart_window
+        self.step_timeout = step_timeout
+        self.restarts = 0
+        """How many environments or workers were made anew."""
+        self._restart_times: deque[float] = deque()
+        self._state = AsyncState.DEFAULT
+        self._broken: str | None = None
+        self._sent: set[int] = set()
+
+        self.num_workers = _number_of_workers(num_workers, self.max_concurrency, self.num_envs)
+        assets = {name: _asset(array) for name, array in (shared_assets or {}).items()}
+        self._workers = Workers(
+            env_fns,
+            split(self.num_envs, self.num_workers),
+            context=context,
+            daemon=daemon,
+            name=type(self).__name__,
+            autoreset_mode=self.autoreset_mode,
+            heal=on_error == "restart",
+            pin=pin_workers,
+            assets=assets,
+        )
+        ready = self._workers.start()
+        try:
+            self._take_spaces(ready)
+            self._steps = self._make_steps(capacity, dict(info_spec or {}))
+            for handle in self._workers.handles:
+                handle.bind(self._steps)
+        except BaseException:
+            self._workers.kill()
+            raise
+        self._observations = Observations(self._steps, copy=copy)
+        self._cell = 0
+        self._arrivals = 0
+        self._uneven = False
+        """Whether a death has made the count of arrivals meaningless."""
+        self._heard: dict[int, list[Message]] = {}
+        self._last_batch: Any = None
+
+    # ------------------------------------------------------------------------------------------------------ set-up
+
+    def _take_spaces(self, ready: list[Ready]) -> None:
+        first = ready[0]
+        self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = first.render_mode
+        observation_spaces = [said.observation_spaces[which[0]] for said in ready for which in said.which]
+        action_spaces = [said.action_spaces[which[1]] for said in ready for which in said.which]
+        self.single_action_space = action_spaces[0]
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        mode = self.observation_mode
+        if isinstance(mode, tuple) and len(mode) == 2:
+            if not all(isinstance(space, Space) for space in mode):
+                raise TypeError(
+                    "Expected both elements of observation_mode to be Spaces, "
+                    f"got {type(mode[0])} and {type(mode[1])}"
+                )
+            self.observation_space, self.single_observation_space = mode
+        elif mode == "same":
+            self.single_observation_space = observation_spaces[0]
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        elif mode == "different":
+            self.single_observation_space = observation_spaces[0]
+            self.observation_space = batch_differing_spaces(observation_spaces)
+        else:
+            raise ValueError(
+                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+                f"space, actual got {mode}"
+            )
+        for env, space in enumerate(observation_spaces):
+            if mode == "same" and space != self.single_observation_space:
+                raise RuntimeError(
+                    "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation "
+                    "spaces are not equivalent. If this is intentional, use `observation_mode='different'` instead. "
+                    f"Environment {env} has {space}, environment 0 has {observation_spaces[0]}."
+                )
+            if mode != "same" and not is_space_dtype_shape_equiv(space, self.single_observation_space):
+                raise RuntimeError(
+                    "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+                    "observation spaces do not share a common shape and dtype. "
+                    f"Environment {env} has {space}, expected {self.single_observation_space}."
+                )
+        for env, space in enumerate(action_spaces):
+            if space != self.single_action_space:
+                raise RuntimeError(
+                    f"Some environments have an action space different from `{self.single_action_space}`. In order to "
+                    f"batch actions, the action spaces from all environments must be equal. Environment {env} has "
+                    f"{space}."
+                )
+
+    def _make_steps(self, capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
+        observation_space: Space[Any] | None = None
+        if self.shared_memory:
+            try:
+                fields_of(self.single_observation_space, 1, capacity)
+            except CustomSpaceError as error:
+                raise ValueError(
+                    "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                    "`shared_memory=False` however this is slower."
+                ) from error
+            observation_space = self.single_observation_space
+        action_space: Space[Any] | None = self.single_action_space
+        try:
+            fields_of(self.single_action_space, 1, capacity)
+        except (CustomSpaceError, TypeError):
+            action_space = None  # actions travel as messages
+        ranges = [handle.envs for handle in self._workers.handles]
+        plan = Plan(self.num_envs, ranges, observation_space, action_space, capacity, info_spec)
+        self._by_message: Any = None
+        if observation_space is None:
+            self._by_message = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+            self._single: list[Any] = [None] * self.num_envs
+        return Steps.create(plan)
+
+    # ------------------------------------------------------------------------------------------------------- reset
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        self._begin("reset_async")
+        seeds = self._seeds(seed)
+        mask = np.ones(self.num_envs, np.bool_)
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            mask = self._checked_mask(options.pop("reset_mask"))
+        self._observations.end()
+        for handle in self._workers.handles:
+            which = [(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]]
+            for k, env_seed in which:
+                handle.seeds[k] = env_seed
+            self._message(handle, "reset", which, options)
+        self._state = AsyncState.WAITING_RESET
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        self._waiting("reset_wait", AsyncState.WAITING_RESET)
+        infos, _ = self._gather("reset_wait", timeout)
+        return self._batch(), infos
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + env for env in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seed)}."
+            )
+        return [None if one is None else int(one) for one in seed]
+
+    def _checked_mask(self, mask: Any) -> NDArray[np.bool_]:
+        if not isinstance(mask, np.ndarray):
+            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
+        if mask.dtype != np.bool_:
+            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
+        if not np.any(mask):
+            raise ValueError(
+                "`options['reset_mask']` must contain a boolean array with at least one True value, got "
+                f"reset_mask={mask}"
+            )
+        return mask
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        if self._state is not AsyncState.DEFAULT or self.closed or self._broken:
+            self._begin("step_async")
+        column = self._steps.actions
+        if column is None:
+            singles = list(iterate(self.action_space, actions))
+            self._observations.end()
+            for handle in self._workers.handles:
+                self._message(handle, "step", singles[handle.envs.start : handle.envs.stop])
+        else:
+            count, content = column.convert_batch(actions)
+            if count != self.num_envs:
+                raise ValueError(f"expected actions for {self.num_envs} environments, found {count}")
+            column.store_batch(0, content)
+            self._observations.end()
+            for handle in self._workers.handles:
+                self._ask(handle, STEP)
+            self._arrivals += self.num_envs
+        self._state = AsyncState.WAITING_STEP
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self._waiting("step_wait", AsyncState.WAITING_STEP)
+        infos, _ = self._gather("step_wait", timeout)
+        steps = self._steps
+        return self._batch(), steps.rewards.copy(), steps.terminated.copy(), steps.truncated.copy(), infos
+
+    # ------------------------------------------------------------------------------------------------ send and recv
+
+    def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
+        """Let some environments make a step: ``actions[i]`` is for ``env_ids[i]``. ``recv`` has what comes of it."""
+        self._running()
+        if self._state not in (AsyncState.DEFAULT, AsyncState.WAITING_RECV):
+            self._begin("send")
+        column = self._column("send")
+        ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids)
+        self._check_ids(ids)
+        self._observations.end()
+        singles = iterate(batch_space(self.single_action_space, len(ids)), actions)
+        for env, action in zip(ids.tolist(), singles, strict=True):
+            column.write(env, action)
+        self._steps.asked[ids] += 1
+        self._sent.update(ids.tolist())
+        for handle in self._workers.handles:
+            if np.any((ids >= handle.envs.start) & (ids < handle.envs.stop)):
+                self._ask(handle, SEND)
+        self._arrivals += len(ids)
+        self._state = AsyncState.WAITING_RECV
+
+    def recv(
+        self, min_envs: int = 1, timeout: float | None = None
+    ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
+        """What at least ``min_envs`` of the environments that were sent an action have made of it: all that are ready,
+        as copies in the order of their numbers, which come last. ``infos`` has a row for each of them, too."""
+        self._waiting("recv", AsyncState.WAITING_RECV)
+        min_envs = min(min_envs, len(self._sent))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            seen = self._quorum.arrived
+            ready = self._ready()
+            if len(ready) >= min_envs:
+                return self._take(ready)
+            busy = [handle for handle in self._workers.handles if handle.pending]
+            try:
+                self._arrive(seen + min_envs - len(ready), deadline, busy)
+            except WaitTimeout:
+                raise TimeoutError(
+                    f"The call to `recv` has timed out after {timeout} second(s); {len(ready)} of {min_envs} "
+                    "environments are ready."
+                ) from None
+            except WorkerDied as death:
+                self._heal(death)
+
+    def _ready(self) -> NDArray[np.int64]:
+        steps = self._steps
+        ids = np.fromiter(self._sent, np.int64, len(self._sent))
+        ids.sort()
+        return ids[steps.answered[ids] == steps.asked[ids]]
+
+    def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
+        self._hear([handle for handle in self._workers.handles if np.any((ids >= handle.envs.start) & (ids < handle.envs.stop))])
+        mine = ids.tolist()
+        said = [message.infos for messages in self._heard.values() for message in messages]
+        infos = columns.select(columns.merge(self.num_envs, [*said, *self._declared(mine)]), ids)
+        self._sent.difference_update(mine)
+        if not self._sent:
+            self._state = AsyncState.DEFAULT
+            self._settle()
+        steps = self._steps
+        return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
+
+    def _some(self, ids: NDArray[np.int64]) -> Any:
+        column = self._steps.observations
+        singles = [self._single[env] if column is None else column.read_one(env) for env in ids.tolist()]
+        return concatenate(
+            self.single_observation_space, singles, create_empty_array(self.single_observation_space, n=len(singles))
+        )
+
+    def _check_ids(self, ids: NDArray[Any]) -> None:
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")
+        if len(set(ids.tolist())) != len(ids):
+            raise ValueError(f"env_ids must name each environment once, found {ids.tolist()}")
+        if len(ids) and not (0 <= ids.min() and ids.max() < self.num_envs):
+            raise IndexError(f"env_ids must lie in 0 to {self.num_envs - 1}, found {ids.min()} to {ids.max()}")
+        if busy := self._sent & set(ids.tolist()):
+            raise AlreadyPendingCallError(
+                f"environments {sorted(busy)} have an action already; `recv` what they make of it first", "recv"
+            )
+
+    def _column(self, caller: str) -> Column:
+        if self._steps.actions is None:
+            raise NotImplementedError(
+                f"`{caller}` needs actions that lie in shared memory; {self.single_action_space} do not (use `step`)"
+            )
+        return self._steps.actions
+
+    # -------------------------------------------------------------------------------------------------------- call
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        self._begin("call_async")
+        for handle in self._workers.handles:
+            self._message(handle, "call", name, args, kwargs)
+        self._state = AsyncState.WAITING_CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        self._waiting("call_wait", AsyncState.WAITING_CALL)
+        _, results = self._gather("call_wait", timeout)
+        return tuple(result for worker in range(self.num_workers) for result in results[worker])
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        self._running()
+        if not isinstance(values, list | tuple):
+            values = [values] * self.num_envs
+        if len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        self._begin("set_attr")
+        for handle in self._workers.handles:
+            self._message(handle, "set_attr", name, list(values[handle.envs.start : handle.envs.stop]))
+        self._state = AsyncState.WAITING_CALL
+        self._gather("set_attr", None)
+
+    def render(self) -> tuple[Any, ...] | None:
+        return self.call("render")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        return self.get_attr("np_random")
+
+    # ----------------------------------------------------------------------------------------------------- waiting
+
+    def _running(self) -> None:
+        if self.closed:
+            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+        if self._broken is not None:
+            raise ClosedEnvironmentError(
+                f"{self._broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
+                "on_error='restart'"
+            )
+
+    def _begin(self, caller: str) -> None:
+        self._running()
+        if self._state is not AsyncState.DEFAULT:
+            raise AlreadyPendingCallError(
+                f"Calling `{caller}` while waiting for a pending call to `{self._state.value}` to complete.",
+                self._state.value,
+            )
+
+    def _waiting(self, caller: str, state: AsyncState) -> None:
+        self._running()
+        if self._state is not state:
+            before = "send" if state is AsyncState.WAITING_RECV else f"{state.value}_async"
+            raise NoAsyncCallError(f"Calling `{caller}` without any prior call to `{before}`.", state.value)
+
+    @property
+    def _quorum(self) -> _native.Quorum:
+        return self._steps.quorums[self._cell]
+
+    def _ask(self, handle: Handle, command: int) -> None:
+        handle.message = None
+        handle.ask(command, self._cell)
+
+    def _message(self, handle: Handle, *message: Any) -> None:
+        handle.message = message
+        handle.ask(MESSAGE, self._cell)
+        # To one that is dead: its death is found, and told, by whoever waits for the answer.
+        with contextlib.suppress(WorkerDied):
+            handle.send(message)
+        self._arrivals += len(handle.envs)
+
+    def _gather(self, caller: str, timeout: float | None) -> tuple[dict[str, Any], dict[int, Any]]:
+        """Wait until all workers have done what was asked, and hear what they have to say. A timeout leaves the call
+        pending: the same ``_wait`` may be called again, and nothing of a batch that is half done is seen."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                self._wait(deadline)
+                self._hear(self._workers.handles)
+                break
+            except WaitTimeout:
+                raise TimeoutError(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
+            except WorkerDied as death:
+                self._heal(death)
+        heard, self._heard = self._heard, {}
+        state, self._state = self._state, AsyncState.DEFAULT
+        said = [message for worker in sorted(heard) for message in heard[worker]]
+        self._raise_failures([failure for message in said for failure in message.failures], state)
+        packed = [message.infos for message in said if message.infos]
+        if self._steps.infos:
+            packed.extend(self._declared(range(self.num_envs)))
+        infos = columns.merge(self.num_envs, packed) if packed else {}
+        return infos, {worker: heard[worker][-1].result for worker in heard if heard[worker]}
+
+    def _wait(self, deadline: float | None) -> None:
+        """Until all have finished. After a death the count of arrivals is off: then each worker is looked at."""
+        while True:
+            if not self._uneven:
+                try:
+                    self._arrive(self._arrivals, deadline, self._workers.handles)
+                    return
+                except WorkerDied as death:
+                    self._heal(death)
+            seen = self._quorum.arrived
+            busy = [handle for handle in self._workers.handles if handle.pending]
+            if busy:
+                try:
+                    self._arrive(seen + 1, deadline, busy)
+                except WorkerDied as death:
+                    self._heal(death)
+            else:
+                self._settle()
+                return
+
+    def _settle(self) -> None:
+        """Everybody has finished. If the count is off, count anew in the other cell: a worker that has finished may not
+        have arrived yet, so all arrive there once, and whoever has done that has arrived in the old one before."""
+        while self._uneven:
+            self._uneven = False
+            self._cell ^= 1
+            self._arrivals = self._quorum.arrived
+            for handle in self._workers.handles:
+                self._message(handle, "nothing")
+            self._wait(None)
+
+    def _arrive(self, until: int, deadline: float | None, handles: list[Handle]) -> None:
+        """Wait for arrivals. A worker that takes longer than ``step_timeout`` is killed, and dead like any other."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        limit = self.step_timeout
+        if limit is None or (left is not None and left <= limit):
+            self._quorum.wait(until, left, [handle.peer for handle in handles])
+            return
+        try:
+            self._quorum.wait(until, limit, [handle.peer for handle in handles])
+        except WaitTimeout:
+            for handle in handles:
+                if handle.pending:
+                    handle.kill()
+                    raise handle.died(
+                        f"worker {handle.worker} (pid {handle.peer.pid}) did not answer for step_timeout={limit:g} s and "
+                        "was killed"
+                    ) from None
+
+    def _hear(self, handles: list[Handle]) -> None:
+        """Read the messages that workers have announced."""
+        for handle in handles:
+            for message in handle.hear(self.step_timeout):
+                self._heard.setdefault(handle.worker, []).append(message)
+                for env, observation in message.observed.items():
+                    self._single[env] = observation
+                if "restarted" in message.infos:
+                    for cause in message.infos["restarted"].values:
+                        self._count_restart(cause)
+
+    def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
+        for failure in failures:
+            logger.error(f"Received the following error from Worker-{failure.env} - Shutting it down")
+            logger.error(failure.trace)
+        if failures:
+            logger.error("Raising the last exception back to the main process.")
+            last = failures[-1]
+            if state is not AsyncState.WAITING_CALL:
+                self._broken = f"environment {last.env} raised {last.type_name}: {last.text}"
+            handle = next(handle for handle in self._workers.handles if last.env in handle.envs)
+            raise last.exception(handle.seeds[last.env - handle.envs.start])
+
+    # ------------------------------------------------------------------------------------------------------- healing
+
+    def _heal(self, death: WorkerDied) -> None:
+        """A worker is dead: raise that, or put another in its place."""
+        handle = self._workers.handles[death.worker]
+        if self.on_error == "raise":
+            logger.error(str(death))
+            self._broken = str(death)
+            self._state = AsyncState.DEFAULT
+            raise death
+        self._uneven = True
+        while True:
+            self._count_restart(str(death), death)
+            message = handle.message
+            try:
+                self._workers.restart(handle, self._steps)
+                self._heard[handle.worker] = []
+                self._revive(handle, message, str(death))
+                return
+            except WorkerDied as again:
+                handle.message = message
+                death = again
+
+    def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
+        """Bring a new worker to where the old one was: its environments reset and truncated, or what they were told last
+        told again."""
+        if message is None or message[0] != "reset":
+            handle.ask(MESSAGE, self._cell)
+            handle.send(("revive", cause, self._last_observations(handle)))
+            while handle.pending:
+                seen = self._quorum.arrived
+                if handle.pending:
+                    self._arrive(seen + 1, None, [handle])
+        envs = slice(handle.envs.start, handle.envs.stop)
+        self._steps.answered[envs] = self._steps.asked[envs]
+        handle.message = message
+        if message is not None:
+            handle.ask(MESSAGE, self._cell)
+            handle.send(message)
+
+    def _last_observations(self, handle: Handle) -> list[Any] | None:
+        if self._last_batch is None:
+            return None
+        return list(iterate(self.observation_space, self._last_batch))[handle.envs.start : handle.envs.stop]
+
+    def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
+        now = time.monotonic()
+        self.restarts += 1
+        self._restart_times.append(now)
+        while self._restart_times and now - self._restart_times[0] > self.restart_window:
+            self._restart_times.popleft()
+        logger.warn(f"restart {self.restarts}: {cause}")
+        if len(self._restart_times) > self.max_restarts:
+            text = (
+                f"{len(self._restart_times)} restarts within {self.restart_window:g} s are more than "
+                f"max_restarts={self.max_restarts}; the last: {cause}"
+            )
+            self._broken = text
+            self._state = AsyncState.DEFAULT
+            raise RestartLimit(text) from death
+
+    # --------------------------------------------------------------------------------------------------------- results
+
+    def _batch(self) -> Any:
+        if self._steps.observations is None:
+            batch = concatenate(self.single_observation_space, self._single, self._by_message)
+            return deepcopy(batch) if self.copy else batch
+        if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._last_batch = self._steps.observations.read(copy=True)
+        return self._observations.batch()
+
+    def _declared(self, envs: Iterable[int]) -> list[columns.Columns]:
+        """What was declared in ``info_spec``, as the columns that messages have."""
+        found: columns.Columns = {}
+        asked = np.fromiter(envs, np.int64)
+        for key, (values, told) in self._steps.infos.items():
+            here = asked[told[asked]]
+            if len(here):
+                found[key] = columns.Column(here.tolist(), "numbers" if values.ndim == 1 else "arrays", values[here])
+        return [found] if found else []
+
+    # --------------------------------------------------------------------------------------------------------- closing
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """End the workers: those that do not end by themselves within ``timeout`` (default: 5 s) are killed."""
+        if self._state is not AsyncState.DEFAULT and not self._broken:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
+        if terminate:
+            self._workers.kill()
+        else:
+            self._workers.close(_CLOSE_SECONDS if timeout is None else timeout)
+        self._observations.end()
+        self._steps.close()
+
+    def __del__(self) -> None:
+        if not self.closed and hasattr(self, "_observations"):
+            self.close(terminate=True)
+
+
+def _number_of_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:
+    if num_workers is None:
+        num_workers = len(os.sched_getaffinity(0))
+    elif num_workers < 1:
+        raise ValueError(f"num_workers must be 1 or more, found {num_workers}")
+    return min(num_workers, num_envs, max_concurrency or num_envs)
+
+
+def _checked_concurrency(max_concurrency: Any) -> int | None:
+    if max_concurrency is None:
+        return None
+    if not isinstance(max_concurrency, int | np.integer):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+    if max_concurrency < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+    return int(max_concurrency)
+
+
+def _asset(array: NDArray[Any]) -> Segment:
+    segment = Segment.create({"array": (array.dtype, array.shape)})
+    segment["array"][...] = array
+    return segment

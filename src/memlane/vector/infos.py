@@ -1,0 +1,116 @@
+"""Infos: the dicts that environments return beside their observations, as one dict of arrays with masks.
+
+A worker packs what its environments said into columns, so that one pickle carries a few arrays and not a hundred dicts;
+the parent merges the columns of all workers. The result is Gymnasium's, with one exception: the dtype of a column is the
+one that holds all its values, where Gymnasium takes that of the first and turns 1.75 into 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["numbers", "arrays", "dicts", "objects"]
+
+
+@dataclass(slots=True)
+class Column:
+    """One key: which environments have it, and what they say."""
+
+    envs: list[int]
+    kind: Kind
+    values: Any
+    """An array with a row for each, or nested columns, or a list."""
+
+
+Columns = dict[str, Column]
+
+
+def pack(infos: Iterable[tuple[int, Mapping[str, Any]]]) -> Columns:
+    """The infos of some environments, each with its number, as columns."""
+    gathered: dict[str, tuple[list[int], list[Any]]] = {}
+    for env, info in infos:
+        for key, value in info.items():
+            column = gathered.get(key)
+            if column is None:
+                column = gathered[key] = [], []
+            column[0].append(env)
+            column[1].append(value)
+    return {key: _packed(key, envs, values) for key, (envs, values) in gathered.items()}
+
+
+def merge(num_envs: int, packed: Sequence[Columns]) -> dict[str, Any]:
+    """The columns of all workers as one dict: for each key an array over all environments, and a mask ``_key``."""
+    infos: dict[str, Any] = {}
+    keys = dict.fromkeys(key for columns in packed for key in columns)
+    for key in keys:
+        columns = [some[key] for some in packed if key in some]
+        infos[key] = _merged(num_envs, columns)
+        mask = infos[f"_{key}"] = np.zeros(num_envs, np.bool_)
+        for column in columns:
+            mask[column.envs] = True
+    return infos
+
+
+def select(infos: dict[str, Any], envs: NDArray[np.int64]) -> dict[str, Any]:
+    """The rows of some environments; keys that none of them has are left out."""
+    selected: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None:
+            continue
+        if mask[envs].any():
+            selected[key] = select(value, envs) if isinstance(value, dict) else value[envs]
+            selected[f"_{key}"] = mask[envs]
+    return selected
+
+
+def _packed(key: str, envs: list[int], values: list[Any]) -> Column:
+    types = set(map(type, values))
+    if key == "final_obs":  # observations may be of any kind; Gymnasium hands them out one by one
+        return Column(envs, "objects", values)
+    if all(map(_is_number, types)):
+        try:
+            return Column(envs, "numbers", np.array(values, np.result_type(*types)))
+        except OverflowError:  # a whole number of more than 64 bits
+            return Column(envs, "objects", values)
+    if all(issubclass(kind, dict) for kind in types):
+        return Column(envs, "dicts", pack(zip(envs, values, strict=True)))
+    if types == {np.ndarray} and len({value.shape for value in values}) == 1 and not values[0].dtype.hasobject:
+        return Column(envs, "arrays", np.stack(values))
+    return Column(envs, "objects", values)
+
+
+def _is_number(kind: type) -> bool:
+    return kind in (int, float, bool) or issubclass(kind, np.number)
+
+
+def _merged(num_envs: int, columns: list[Column]) -> Any:
+    kinds = {column.kind for column in columns}
+    if kinds == {"dicts"}:
+        return merge(num_envs, [column.values for column in columns])
+    if kinds in ({"numbers"}, {"arrays"}) and len({column.values.shape[1:] for column in columns}) == 1:
+        dtype = np.result_type(*(column.values.dtype for column in columns))
+        array = np.zeros((num_envs, *columns[0].values.shape[1:]), dtype)
+        for column in columns:
+            array[column.envs] = column.values
+        return array
+    objects: NDArray[Any] = np.full(num_envs, None, object)
+    for column in columns:
+        for env, value in zip(column.envs, _singly(column), strict=True):
+            objects[env] = value
+    return objects
+
+
+def _singly(column: Column) -> Iterable[Any]:
+    if column.kind != "dicts":
+        return column.values  # type: ignore[no-any-return]
+    infos: dict[int, dict[str, Any]] = {env: {} for env in column.envs}
+    for key, nested in column.values.items():
+        for env, value in zip(nested.envs, _singly(nested), strict=True):
+            infos[env][key] = value
+    return infos.values()

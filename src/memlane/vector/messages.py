@@ -1,0 +1,93 @@
+"""Messages: what goes between parent and worker as pickles, because it has no place in shared memory.
+
+Nothing here is on the path of a step, unless environments return infos that were not declared.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from memlane.vector.errors import RemoteTraceback, WorkerError
+from memlane.vector.infos import Columns
+
+
+def dumps(message: object) -> bytes:
+    """Plain pickle where it works, which is fast; cloudpickle for what was defined in ``__main__`` or a notebook."""
+    try:
+        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return cloudpickle.dumps(message)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Failure:
+    """An exception on its way to the parent."""
+
+    worker: int
+    env: int
+    step: int
+    error: BaseException | None
+    """None when it cannot travel."""
+    type_name: str
+    text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException, worker: int, env: int, step: int) -> Failure:
+        trace = "".join(traceback.format_exception(error))
+        # An exception can refuse to be pickled, or to be made again from its pickle: found here, where it is only a text
+        # that is lost, and not in the parent.
+        travels: BaseException | None = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
+        try:
+            if type(pickle.loads(dumps(error))) is not type(error):
+                travels = None
+        except BaseException:
+            travels = None
+        return cls(worker, env, step, travels, type(error).__qualname__, _text(error), trace)
+
+    def exception(self, seed: object) -> BaseException:
+        """What the parent raises: the original, or a ``WorkerError`` in its place, with where it came from."""
+        where = f"environment {self.env} in worker {self.worker}, after {self.step} steps, last seed {seed}"
+        error = self.error or WorkerError(f"{self.type_name}: {self.text} (the exception itself cannot be pickled)")
+        error.add_note(f"raised by {where}")
+        error.__cause__ = RemoteTraceback(self.trace)
+        return error
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(no text)"
+
+
+@dataclass
+class Ready:
+    """A worker's first message: its environments exist, and this is what they are like."""
+
+    observation_spaces: list[Any]
+    """The different ones."""
+    action_spaces: list[Any]
+    which: list[tuple[int, int]]
+    """For each environment, which of them."""
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+
+
+@dataclass
+class Message:
+    """What a worker has to say about a command, beside what lies in the steps."""
+
+    infos: Columns
+    observed: dict[int, Any]
+    """Observations that do not lie in shared memory, by environment."""
+    result: Any
+    failures: list[Failure]

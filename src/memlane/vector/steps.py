@@ -1,0 +1,126 @@
+"""Steps: the lane between a vector environment and its workers.
+
+Everything of a step is a row of one segment: the action that goes out, the observation, reward and flags that come back.
+Each worker owns the rows of its environments. A command is one signal out, and an arrival at one quorum back; nothing is
+pickled and, while both sides are awake, nothing asks the kernel.
+
+    field          written by     when
+    quorum[c]      workers        they have done what was asked, counted in environments; two cells, one in use at a time
+    go[w]          the parent     a signal: worker w has a command
+    command[w]     the parent     before ``go``: which, and in which cell of the quorum to arrive
+    progress[w]    worker w       all the time; see ``THROUGH`` and those after it
+    asked[i]       the parent     before ``go``: environment i is to make its step number so many (``send``)
+    answered[i]    i's worker     after that step
+    action.*       the parent     before ``go``
+    observation.*, rewards, terminated, truncated, info.*, told.*     i's worker, before it arrives
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import Space
+from numpy.typing import NDArray
+
+from memlane import _native
+from memlane.core import SIGNAL, Layout, Segment
+from memlane.core.layout import FieldSpec
+from memlane.spaces import Column, column_of, fields_of
+
+STEP, SEND, MESSAGE = range(3)
+"""Commands: step all environments; step those that are asked; read a message."""
+
+THROUGH, STEPS, TOLD, FINISHED = range(4)
+"""A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that it
+has announced; commands that it has finished."""
+
+_LINE = 8  # words in a cache line: what different processes write does not share one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a segment of steps is made for."""
+
+    num_envs: int
+    ranges: list[range]
+    """The environments of each worker."""
+    observation_space: Space[Any] | None
+    """Of one environment; None when observations travel as messages."""
+    action_space: Space[Any] | None
+    capacity: Any = None
+    info_spec: Mapping[str, FieldSpec] = field(default_factory=dict)
+
+    def layout(self) -> Layout:
+        workers, n = len(self.ranges), self.num_envs
+        fields: dict[str, FieldSpec] = {
+            "quorum": (f"V{_native.QUORUM_BYTES}", 2),
+            "go": (SIGNAL, workers),
+            "command": ("int64", (workers, _LINE)),
+            "progress": ("int64", (workers, _LINE)),
+            "asked": ("int64", n),
+            "answered": ("int64", n),
+            "rewards": ("float64", n),
+            "terminated": ("bool", n),
+            "truncated": ("bool", n),
+        }
+        for part, space in (("observation", self.observation_space), ("action", self.action_space)):
+            if space is not None:
+                for name, spec in fields_of(space, n, self.capacity).items():
+                    fields[f"{part}.{name}"] = spec
+        for key, (dtype, shape) in self.info_spec.items():
+            fields[f"info.{key}"] = (dtype, (n, *(shape if isinstance(shape, tuple) else (shape,))))
+            fields[f"told.{key}"] = ("bool", n)
+        return Layout(fields)
+
+
+class Steps:
+    """A segment of steps, seen by the parent or by a worker."""
+
+    def __init__(self, segment: Segment, plan: Plan) -> None:
+        self.segment = segment
+        self.plan = plan
+        mapping, base = segment.window(0, segment.layout.nbytes, writeable=True)
+        cells = base + segment.layout["quorum"].offset
+        self.quorums = [_native.Quorum(mapping, cells + cell * _native.QUORUM_BYTES, "the workers") for cell in (0, 1)]
+        self.go = [segment.signal("go", worker) for worker in range(len(plan.ranges))]
+        self.command = segment["command"]
+        self.progress = segment["progress"]
+        self.asked = segment["asked"]
+        self.answered = segment["answered"]
+        self.rewards = segment["rewards"]
+        self.terminated = segment["terminated"]
+        self.truncated = segment["truncated"]
+        self.observations = self._column("observation", plan.observation_space)
+        self.actions = self._column("action", plan.action_space)
+        self.infos = {key: (segment[f"info.{key}"], segment[f"told.{key}"]) for key in plan.info_spec}
+
+    @classmethod
+    def create(cls, plan: Plan) -> Steps:
+        return cls(Segment.create(plan.layout()), plan)
+
+    def _column(self, part: str, space: Space[Any] | None) -> Column | None:
+        if space is None:
+            return None
+        prefix = f"{part}."
+        arrays: dict[str, NDArray[Any]] = {
+            name.removeprefix(prefix): self.segment[name] for name in self.segment.layout.fields if name.startswith(prefix)
+        }
+        return column_of(space, arrays)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Steps, (self.segment, self.plan))
+
+    def close(self) -> None:
+        self.segment.close()
+
+
+def address(array: NDArray[Any]) -> int:
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+def split(num_envs: int, num_workers: int) -> list[range]:
+    """Environments to workers: contiguous ranges that differ by one at most."""
+    bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
+    return [range(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]

@@ -1,0 +1,335 @@
+"""The worker: a process that builds some environments, and steps them when it is told to.
+
+Every environment is built, stepped and closed by one thread. The loop ends with the message "close" or with the parent:
+a worker whose parent dies is gone within a second, whatever its environments do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, iterate
+
+from memlane.core import Peer, Segment
+from memlane.core.liveness import die_with
+from memlane.vector import infos as columns
+from memlane.vector.channel import Channel
+from memlane.vector.messages import Failure, Message, Ready, dumps
+from memlane.vector.outcomes import Outcomes
+from memlane.vector.steps import FINISHED, SEND, STEP, THROUGH, TOLD, Steps
+
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass
+class Task:
+    """What a worker is told at its birth."""
+
+    worker: int
+    envs: range
+    env_fns: bytes
+    """Pickled with cloudpickle: lambdas and functions of a notebook are welcome."""
+    autoreset_mode: AutoresetMode
+    heal: bool
+    """Whether an environment that raises is made anew here."""
+    core: int | None
+    assets: dict[str, Segment] = field(default_factory=dict)
+
+
+def work(task: Task, connection: Connection, parent: Peer) -> None:
+    """The worker's main function."""
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides what it means
+    if task.core is not None:
+        os.sched_setaffinity(0, {task.core})
+    for name in THREAD_LIMITS:  # for what is imported from here on; a dozen workers with a dozen threads each is a jam
+        os.environ.setdefault(name, "1")
+    _assets.update({name: _read_only(segment) for name, segment in task.assets.items()})
+    channel = Channel(connection)
+    envs: list[Env[Any, Any]] = []
+    try:
+        try:
+            make: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
+            envs.extend(build() for build in make)
+            channel.send(dumps(_introduce(envs)))
+        except BaseException as error:
+            channel.send(dumps(Failure.of(error, task.worker, task.envs.start + len(envs), 0)))
+            return
+        steps: Steps | None = cloudpickle.loads(channel.receive())
+        if steps is None:  # the parent did not like what we are
+            return
+        Worker(task, make, envs, channel, steps).loop()
+    except EOFError:
+        pass  # the parent has gone without a word
+    finally:
+        for env in envs:
+            env.close()
+
+
+_assets: dict[str, Any] = {}
+
+
+def shared_assets() -> dict[str, Any]:
+    """In a worker: the arrays that were given as ``shared_assets=``, mapped read-only."""
+    return _assets
+
+
+def _read_only(segment: Segment) -> Any:
+    view = segment["array"].view()
+    view.flags.writeable = False
+    return view
+
+
+def _introduce(envs: list[Env[Any, Any]]) -> Ready:
+    observation_spaces: list[Space[Any]] = []
+    action_spaces: list[Space[Any]] = []
+    which = [
+        (_place(observation_spaces, env.observation_space), _place(action_spaces, env.action_space)) for env in envs
+    ]
+    return Ready(observation_spaces, action_spaces, which, dict(envs[0].metadata), envs[0].render_mode)
+
+
+def _place(known: list[Space[Any]], space: Space[Any]) -> int:
+    for place, other in enumerate(known):
+        if other is space or other == space:
+            return place
+    known.append(space)
+    return len(known) - 1
+
+
+class Worker:
+    """The loop and what it needs from command to command."""
+
+    def __init__(
+        self,
+        task: Task,
+        make: Sequence[Callable[[], Env[Any, Any]]],
+        envs: list[Env[Any, Any]],
+        channel: Channel,
+        steps: Steps,
+    ) -> None:
+        self.worker = task.worker
+        self.first = task.envs.start
+        self.heal = task.heal
+        self.mode = task.autoreset_mode
+        self.make = make
+        self.envs = envs
+        self.channel = channel
+        self.steps = steps
+        self.progress = steps.progress[task.worker]
+        self.outcomes = Outcomes(steps, task.worker)
+        self.by_message = steps.observations is None
+        self.observed: dict[int, Any] = {}
+        self.due = [False] * len(envs)
+        """Which are to be reset at their next step."""
+        self.infos: list[tuple[int, dict[str, Any]]] = []
+        self.failures: list[Failure] = []
+        self.declared = list(steps.infos.items())
+        mine = slice(task.envs.start, task.envs.stop)
+        self.take_actions: Callable[[], Iterable[Any]]
+        self.take_action: Callable[[int], Iterable[Any]]
+        actions = steps.actions
+        if actions is not None and actions.rows is not None:
+            rows = actions.rows[mine]
+            self.take_actions = rows.copy  # environments may keep what they are given
+            self.take_action = lambda k: rows[k : k + 1].copy()
+        elif actions is not None:
+            all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
+            self.take_actions = lambda: iterate(all_, actions.read(mine.start, mine.stop, copy=True))
+            self.take_action = lambda k: iterate(one, actions.read(mine.start + k, mine.start + k + 1, copy=True))
+
+    def loop(self) -> None:
+        go, command = self.steps.go[self.worker], self.steps.command[self.worker]
+        seen = go.value
+        self._tell(None)  # bound: the parent may begin
+        while True:
+            seen = go.wait(seen + 1)
+            order = command[0]
+            self.quorum = self.steps.quorums[command[1]]
+            self.progress[THROUGH] = 0
+            if order == STEP:
+                self.step(range(len(self.envs)), self.take_actions())
+                self._finish(len(self.envs))
+            elif order == SEND:
+                self._send()
+            else:
+                name, *arguments = cloudpickle.loads(self.channel.receive())
+                if name == "close":
+                    return
+                self._finish(len(self.envs), self._obey(name, arguments))
+
+    # ------------------------------------------------------------------------------------------------------- steps
+
+    def step(self, which: Iterable[int], actions: Iterable[Any]) -> None:
+        envs, due, put, mode = self.envs, self.due, self.outcomes.fast_put, self.mode
+        for k, action in zip(which, actions, strict=False):
+            try:
+                if due[k]:
+                    due[k] = False
+                    observation, info = envs[k].reset()
+                    reward, terminated, truncated = 0.0, False, False
+                else:
+                    observation, reward, terminated, truncated, info = envs[k].step(action)  # type: ignore[assignment]
+                    if terminated or truncated:
+                        if mode is AutoresetMode.NEXT_STEP:
+                            due[k] = True
+                        elif mode is AutoresetMode.SAME_STEP:
+                            # A copy: environments that reuse their buffer overwrite it in reset().
+                            final = {"final_info": info, "final_obs": deepcopy(observation)}
+                            observation, info = envs[k].reset()
+                            info = {**final, **info}
+                if self.by_message:
+                    self.observed[self.first + k] = observation
+                if not put(k, observation, reward, terminated, truncated):
+                    self.outcomes.put(k, observation, reward, terminated, truncated)
+                if info or self.declared:
+                    self._note(k, info)
+            except Exception as error:
+                self._fail(k, error)
+
+    def _send(self) -> None:
+        """Steps those that are asked, and arrives for each at once: nobody waits for a straggler beside it."""
+        asked, answered, first = self.steps.asked, self.steps.answered, self.first
+        mine = slice(first, first + len(self.envs))
+        for k in np.flatnonzero(asked[mine] != answered[mine]).tolist():
+            self.step((k,), self.take_action(k))
+            message = self._message()
+            if message is not None:
+                self.progress[TOLD] += 1
+            answered[first + k] = asked[first + k]
+            self.quorum.arrive(1)
+            if message is not None:
+                self.channel.send(message)
+        self.progress[FINISHED] += 1
+
+    def _note(self, k: int, info: dict[str, Any]) -> None:
+        if self.declared:
+            info = dict(info)
+            for key, (values, told) in self.declared:
+                told[self.first + k] = key in info
+                if key in info:
+                    values[self.first + k] = info.pop(key)
+        if info:
+            self.infos.append((self.first + k, info))
+
+    def _fail(self, k: int, error: Exception) -> None:
+        failure = Failure.of(error, self.worker, self.first + k, int(self.progress[1]))
+        if self.heal:
+            try:
+                self._remake(k, failure)
+                return
+            except Exception as worse:
+                failure = Failure.of(worse, self.worker, self.first + k, int(self.progress[1]))
+        self.failures.append(failure)
+
+    def _remake(self, k: int, failure: Failure) -> None:
+        """The environment raised: a new one takes its place, and its episode ends here."""
+        try:
+            self.envs[k].close()
+        except Exception:
+            pass  # it is broken; what it has to say about its end does not matter
+        self.envs[k] = self.make[k]()
+        observation, info = self.envs[k].reset()
+        self._truncate(k, f"{failure.type_name}: {failure.text}", observation, info, None)
+
+    def _truncate(self, k: int, cause: str, observation: Any, info: dict[str, Any], last: list[Any] | None) -> None:
+        """The k-th environment has been made anew: what was its episode ends as one that was cut off."""
+        self.due[k] = self.mode is AutoresetMode.NEXT_STEP
+        if self.mode is AutoresetMode.SAME_STEP:
+            info = {"final_info": {}, "final_obs": last[k] if last is not None else None, **info}
+        if self.by_message:
+            self.observed[self.first + k] = observation
+        self.outcomes.put(k, observation, 0.0, False, True)
+        self._note(k, {**info, "restarted": cause})
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def _obey(self, name: str, arguments: list[Any]) -> Any:
+        match name:
+            case "reset":
+                seeds, options = arguments
+                for k, seed in seeds:
+                    try:
+                        observation, info = self.envs[k].reset(seed=seed, options=options)
+                        self.due[k] = False
+                        if self.by_message:
+                            self.observed[self.first + k] = observation
+                        self.outcomes.put_observation(k, observation)
+                        self._note(k, info)
+                    except Exception as error:
+                        self._fail(k, error)
+                return None
+            case "revive":
+                cause, last = arguments
+                for k in range(len(self.envs)):
+                    try:
+                        self._truncate(k, cause, *self.envs[k].reset(), last)
+                    except Exception as error:
+                        self._fail(k, error)
+                return None
+            case "nothing":
+                return None
+            case "step":
+                self.step(range(len(self.envs)), arguments[0])
+                return None
+            case "call":
+                method, args, kwargs = arguments
+                return self._each(lambda env: _call(env, method, args, kwargs))
+            case "set_attr":
+                attribute, values = arguments
+                remaining = iter(values)
+                self._each(lambda env: env.set_wrapper_attr(attribute, next(remaining)))
+                return None
+        raise AssertionError(name)
+
+    def _each(self, do: Callable[[Env[Any, Any]], Any]) -> list[Any]:
+        results: list[Any] = []
+        for k, env in enumerate(self.envs):
+            try:
+                results.append(do(env))
+            except Exception as error:
+                results.append(None)
+                self.failures.append(Failure.of(error, self.worker, self.first + k, int(self.progress[1])))
+        return results
+
+    def _finish(self, arrivals: int, result: Any = None) -> None:
+        message = self._message(result)
+        if message is not None:
+            self.progress[TOLD] += 1
+        self.progress[FINISHED] += 1
+        self.quorum.arrive(arrivals)
+        # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
+        if message is not None:
+            self.channel.send(message)
+
+    def _message(self, result: Any = None) -> bytes | None:
+        if not (self.infos or self.failures or self.observed or result is not None):
+            return None
+        packed = columns.pack(self.infos) if self.infos else {}
+        try:
+            message = dumps(Message(packed, self.observed, result, self.failures))
+        except Exception as error:
+            failure = Failure.of(error, self.worker, self.first, int(self.progress[1]))
+            message = dumps(Message({}, {}, None, [*self.failures, failure]))
+        self.infos, self.observed, self.failures = [], {}, []
+        return message
+
+    def _tell(self, message: Any) -> None:
+        self.channel.send(dumps(message))
+
+
+def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
+        raise ValueError(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+    attribute = env.get_wrapper_attr(name)
+    return attribute(*args, **kwargs) if callable(attribute) else attribute

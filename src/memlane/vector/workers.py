@@ -1,0 +1,283 @@
+"""Workers as the parent sees them: started together, watched, asked, and replaced when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import multiprocessing.connection
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+
+from memlane.core import Peer, Segment
+from memlane.vector.channel import Channel
+from memlane.vector.errors import WorkerDied
+from memlane.vector.messages import Failure, Ready, dumps
+from memlane.vector.steps import FINISHED, MESSAGE, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.worker import THREAD_LIMITS, Task, work
+
+_QUIET_SECONDS = 3.0
+"""A start that takes longer says how far it is."""
+
+
+class WorkerPeer(Peer):
+    """A worker as something to watch: its death is told with all that is known of it."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, pid: int, start: int, handle: Handle) -> None:
+        super().__init__(pid, start, f"worker {handle.worker}")
+        self.handle = handle
+
+    def error(self, waiting: str) -> WorkerDied:
+        return self.handle.died(f"{self.obituary()}", waiting)
+
+
+@dataclass(eq=False)
+class Handle:
+    """One worker: its process, its channel, and what has been asked of it."""
+
+    worker: int
+    envs: range
+    task: Task
+    process: BaseProcess | None = None
+    peer: WorkerPeer = field(init=False)
+    channel: Channel | None = None
+    steps: Steps | None = None
+    message: tuple[Any, ...] | None = None
+    """What was last sent to it, unless that was a step."""
+    asked: int = 0
+    """Commands."""
+    heard: int = 0
+    """Messages."""
+    seeds: list[Any] = field(default_factory=list)
+    """What the environments were last reset with."""
+
+    def start(self, context: Any, daemon: bool, name: str) -> None:
+        ours, theirs = context.Pipe()
+        self.process = context.Process(target=work, name=name, args=(self.task, theirs, Peer.current("parent")))
+        self.process.daemon = daemon
+        self.process.start()
+        theirs.close()
+        assert self.process.pid is not None
+        known = Peer.of(self.process.pid)
+        self.peer = WorkerPeer(known.pid, known.start, self)
+        self.channel = Channel(ours)
+        self.channel.watch(self.peer)
+        self.asked = self.heard = 0
+        self.seeds = [None] * len(self.envs)
+
+    def introduction(self) -> Ready:
+        """What the worker says first; its exception, if making the environments raised one."""
+        said = self.receive()
+        if isinstance(said, Failure):
+            raise said.exception(None)
+        assert isinstance(said, Ready)
+        return said
+
+    def bind(self, steps: Steps) -> None:
+        """Give the worker its rows."""
+        self.steps = steps
+        self._command = steps.command[self.worker]
+        self._go = steps.go[self.worker]
+        steps.progress[self.worker] = 0
+        self.send(steps)
+        self.receive()
+
+    def send(self, message: object, timeout: float | None = None) -> None:
+        assert self.channel is not None
+        self.channel.send(dumps(message), timeout)
+
+    def receive(self, timeout: float | None = None) -> Any:
+        assert self.channel is not None
+        return cloudpickle.loads(self.channel.receive(timeout))
+
+    def ask(self, command: int, cell: int) -> None:
+        assert self.steps is not None
+        self.asked += 1
+        self._command[0] = command
+        self._command[1] = cell
+        self._go.add(1)
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has something to do still."""
+        assert self.steps is not None
+        return bool(self.steps.progress[self.worker, FINISHED] != self.asked)
+
+    def hear(self, timeout: float | None = None) -> Iterator[Any]:
+        """The messages that the worker has announced."""
+        assert self.steps is not None
+        while self.heard < self.steps.progress[self.worker, TOLD]:
+            message = self.receive(timeout)
+            self.heard += 1
+            yield message
+
+    def died(self, obituary: str, waiting: str = "") -> WorkerDied:
+        """The error that says everything."""
+        envs = f"environment {self.envs.start}" if len(self.envs) == 1 else f"environments {_words(self.envs)}"
+        at, after = "", "before its first step"
+        if self.steps is not None:
+            progress = self.steps.progress[self.worker]
+            through = int(progress[THROUGH])
+            if self.pending and 0 <= through < len(self.envs):
+                seed = self.seeds[through]
+                at = f"; it was at environment {self.envs[through]}, last seed {seed}"
+            after = f"after {int(progress[STEPS])} steps"
+        message = f"{obituary}, with {envs}, {after}{at}" + (f"; this process {waiting}" if waiting else "")
+        return WorkerDied(message, peer=self.peer, worker=self.worker, envs=self.envs)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.is_alive():
+            self.process.kill()
+
+    def end(self) -> None:
+        """Collect what is left of the process."""
+        if self.process is not None:
+            self.process.join()
+            self.process.close()
+            self.process = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+            self.peer.close()
+
+
+def _words(envs: range) -> str:
+    return f"{envs.start} to {envs.stop - 1}"
+
+
+class Workers:
+    """All workers of one vector environment."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
+        ranges: list[range],
+        *,
+        context: str | None,
+        daemon: bool,
+        name: str,
+        autoreset_mode: AutoresetMode,
+        heal: bool,
+        pin: bool,
+        assets: dict[str, Segment],
+    ) -> None:
+        self._context = mp.get_context(context or "forkserver")
+        self._daemon = daemon
+        self._name = name
+        cores = sorted(os.sched_getaffinity(0))
+        self.handles = [
+            Handle(
+                worker,
+                envs,
+                Task(
+                    worker,
+                    envs,
+                    cloudpickle.dumps([env_fns[env] for env in envs]),
+                    autoreset_mode,
+                    heal,
+                    cores[worker % len(cores)] if pin else None,
+                    assets,
+                ),
+            )
+            for worker, envs in enumerate(ranges)
+        ]
+
+    def start(self) -> list[Ready]:
+        """All at once; returns when the last has its environments."""
+        try:
+            with _starting(self._context):
+                for handle in self.handles:
+                    self._start(handle)
+            return self._introductions()
+        except BaseException:
+            self.kill()
+            raise
+
+    def restart(self, handle: Handle, steps: Steps) -> Ready:
+        """A new process in the place of a dead one."""
+        handle.kill()
+        handle.end()
+        with _starting(self._context):
+            self._start(handle)
+        ready = handle.introduction()
+        handle.bind(steps)
+        return ready
+
+    def _start(self, handle: Handle) -> None:
+        handle.start(self._context, self._daemon, f"Worker<{self._name}>-{handle.worker}")
+
+    def _introductions(self) -> list[Ready]:
+        began = time.monotonic()
+        ready: dict[int, Ready] = {}
+        while len(ready) < len(self.handles):
+            missing = {handle.channel.connection: handle for handle in self.handles
+                       if handle.worker not in ready and handle.channel is not None}  # fmt: skip
+            sentinels = {handle.process.sentinel: handle for handle in missing.values() if handle.process is not None}
+            found = multiprocessing.connection.wait([*missing, *sentinels], timeout=_QUIET_SECONDS)
+            for each in found:
+                handle = missing.get(each) or sentinels[each]  # type: ignore[call-overload,index]
+                if handle.worker not in ready:
+                    ready[handle.worker] = handle.introduction()
+            if not found:
+                seconds = time.monotonic() - began
+                print(f"memlane: {len(ready)} of {len(self.handles)} workers ready, {seconds:.0f} s", file=sys.stderr)
+        return [ready[handle.worker] for handle in self.handles]
+
+    @property
+    def peers(self) -> list[WorkerPeer]:
+        return [handle.peer for handle in self.handles]
+
+    def close(self, timeout: float | None) -> None:
+        """Ask every worker to end; kill those that do not."""
+        for handle in self.handles:
+            with contextlib.suppress(Exception):
+                handle.ask(MESSAGE, 0)
+                handle.send(("close",), timeout=1)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for handle in self.handles:
+            if handle.process is not None:
+                handle.process.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        for handle in self.handles:
+            handle.kill()
+        for handle in self.handles:
+            handle.end()
+
+
+@contextlib.contextmanager
+def _starting(context: Any) -> Iterator[None]:
+    """Around the start of workers: they need nothing of the main script, so it is not imported again in each of them. That
+    is what makes scripts without an ``if __name__ == "__main__"`` and notebooks work, whatever the start method."""
+    main = sys.modules.get("__main__")
+    hidden = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if main and name in vars(main)}
+    if main is not None:
+        main.__spec__ = None
+    limits = {name: os.environ.get(name) for name in THREAD_LIMITS}
+    try:
+        if context.get_start_method() == "forkserver":
+            for name in THREAD_LIMITS:  # for the libraries that the fork server loads once for all
+                os.environ.setdefault(name, "1")
+            server = forkserver._forkserver  # type: ignore[attr-defined]
+            if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
+                context.set_forkserver_preload([work.__module__])
+            forkserver.ensure_running()
+        yield
+    finally:
+        for name, value in limits.items():
+            if value is None:
+                os.environ.pop(name, None)
+        if main is not None:
+            vars(main).update(hidden)
