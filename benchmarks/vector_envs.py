@@ -19,6 +19,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from harness import Contender, Expectation, Kind, Report, Table, parser, race, ratio
-from vector_workloads import MAKE, draw_actions, env_fns, make, missing_for, plain_loops
+from vector_workloads import MAKE, Mixed, draw_actions, env_fns, make, missing_for, plain_loops
 
 CORES = len(os.sched_getaffinity(0))
 TURN_SECONDS = 180
@@ -143,6 +144,8 @@ def stable_baselines3(work: Work, *, processes: bool) -> Driver:
 def tianshou(work: Work) -> Driver:
     from tianshou.env import ShmemVectorEnv
 
+    # It insists on the type that gymnasium's Dict kept its spaces in before version 1.
+    Mixed.observation_space.spaces = OrderedDict(Mixed.observation_space.spaces)
     env = ShmemVectorEnv(work.env_fns)
     env.reset()
     actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
@@ -419,7 +422,7 @@ def _workers(count: int) -> str:
 
 
 def _loops(count: int) -> str:
-    return f"{count} plain loop" + ("s" if count > 1 else "")
+    return f"plain loops, {count} process" + ("es" if count > 1 else "")
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -565,8 +568,8 @@ def main() -> None:
     options = made.parse_args()
     effort = Effort(2, 0.02, 0.02) if options.quick else Effort(3, 0.4, 0.4)
     rounds = options.rounds or (2 if options.quick else 5)
-    many = 4 if options.quick else 64
-    sizes = options.num_envs or ([many] if options.quick else [8, 64, 256])
+    sizes = options.num_envs or ([4] if options.quick else [8, 64, 256])
+    many = max(sizes) if options.quick else 64
     packages = ["gymnasium", "torch", "mujoco", *(one for one in LIBRARIES if one not in ("memlane", "gymnasium"))]
     report = Report("vector_envs", options, peers=packages)
 

@@ -25,13 +25,17 @@ MISSING = [
     }.items()
     if not there
 ]
+HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
+# Each turn imports what it measures: with all of them it would take minutes.
+ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights"])
+@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", "vector_envs"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
     """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
     command = [sys.executable, str(ROOT / "benchmarks" / f"{request.param}.py"), "--quick", "--json", str(path)]
+    command += ARGUMENTS.get(request.param, [])
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     return request.param, done.stdout, json.loads(path.read_text())
@@ -62,6 +66,18 @@ WANTED = {
         "5702 parameters, beside a writer": ["memlane", "locked shared tensor"],
         "reading 1 M parameters": ["memlane", "memcpy"],
         "publishing beside a reader": ["reader"],
+    },
+    "vector_envs": {
+        "noop, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "CartPole-v1, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "pixels, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "dict, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "HalfCheetah-v5, 4 environments": (
+            ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"] if HAS_MUJOCO else []
+        ),
+        "sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "4 CartPole-v1 in more and more workers": ["memlane", "gymnasium Async"],
+        "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
     },
 }
 

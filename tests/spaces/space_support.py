@@ -127,10 +127,9 @@ def _angle_column(space: Angle, arrays: Any, prefix: str = "") -> Column:  # noq
 
 
 def plain_column(space: Space[Any], n: int, capacity: Any = None) -> Column:
-    """A column over ordinary memory, full of bits that a value must not show."""
-    arrays = Layout(fields_of(space, n, capacity)).views(
-        bytearray(b"\x00") * Layout(fields_of(space, n, capacity)).nbytes
-    )
+    """A column over ordinary memory, zeroed."""
+    layout = Layout(fields_of(space, n, capacity))
+    arrays = layout.views(bytearray(layout.nbytes))
     return column_of(space, arrays)
 
 

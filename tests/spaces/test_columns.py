@@ -174,7 +174,7 @@ def test_arrays_of_another_dtype_are_refused() -> None:
 
 
 def test_a_missing_array_is_named() -> None:
-    with pytest.raises(KeyError, match="no array 'cam.pos'; the arrays are .'pos'"):
+    with pytest.raises(KeyError, match=r"no array 'cam.pos'; the arrays are .'pos'"):
         column_of(Dict({"cam": Dict({"pos": Discrete(2)})}), {"pos": np.zeros(3, np.int64)})
 
 

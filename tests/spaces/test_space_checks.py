@@ -127,7 +127,7 @@ def test_an_error_names_the_path_in_the_space(change: dict[str, Any], error: typ
 def test_a_value_with_one_wrong_part_is_not_stored_in_part() -> None:
     column = plain_column(SPACE, 1)
     column.write(0, VALUE)
-    with pytest.raises(ValueError, match="move.1"):
+    with pytest.raises(ValueError, match=r"move.1"):
         column.write(0, {"cam": {"rgb": np.uint8([7, 7])}, "move": (2, "too long")})
     assert same(column.read_one(0), {"cam": {"rgb": np.uint8([1, 2])}, "move": (np.int64(1), "abcd")})
 

@@ -129,7 +129,7 @@ def test_what_was_read_outlives_the_memory_object() -> None:
     assert batch[2].tolist() == [3, 4]
 
 
-# --------------------------------------------------------------------------------------------------------- second values
+# ------------------------------------------------------------------------------------------------------- second values
 
 
 @pytest.mark.parametrize("second", ["", "b", "bbb", "\x00"])
@@ -186,7 +186,7 @@ def test_an_index_that_does_not_exist_is_refused(name: str, index: int) -> None:
 
 @pytest.mark.parametrize("name", ["Box f4", "Text", "OneOf"])
 def test_reading_another_number_of_values_than_there_are_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="the memory is for 3 values of .*, found n=1"):
+    with pytest.raises(ValueError, match=r"the memory is for 3 values of .*, found n=1"):
         read_from_shared_memory(ALL[name], create_shared_memory(ALL[name], N))
 
 

@@ -33,13 +33,16 @@ class ArrayColumn(Column):
     def write(self, index: int, value: Any) -> None:
         if not 0 <= index < self.n:
             raise self._no_row(index)
-        # Most values are what they should be; everything else about them costs more than storing them.
+        # As in convert, without the call.
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
             self.rows[index] = value
         else:
             self.rows[index] = self.convert(value)
 
     def convert(self, value: Any) -> NDArray[Any]:
+        # Most values are what they should be.
+        if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
+            return value
         array = as_array(value, self.path, self._shape, self._dtype)
         if array.shape != self._shape:
             raise ValueError(f"at {self.path!r}: expected shape {self._shape}, found {array.shape}")
@@ -89,8 +92,9 @@ class RangeColumn(ArrayColumn):
         return Batch(count, self._in_range(array))
 
     def _in_range(self, array: NDArray[Any]) -> NDArray[Any]:
-        wrong = (array < self._low) | (array > self._high)
-        if wrong.any():
+        # Two counts cost half of what (... | ...).any() does on the few numbers that an action has.
+        if np.count_nonzero(array < self._low) or np.count_nonzero(array > self._high):
+            wrong = (array < self._low) | (array > self._high)
             low, high = (np.broadcast_to(bound, array.shape)[wrong].flat[0] for bound in (self._low, self._high))
             raise ValueError(f"at {self.path!r}: expected {low} to {high}, found {array[wrong].flat[0]}")
         return array
@@ -117,7 +121,8 @@ class DiscreteColumn(RangeColumn):
         return self.rows[index]
 
     def convert(self, value: Any) -> Any:
-        if type(value) is int:
+        kind = type(value)
+        if kind is int or kind is self._scalar:
             # Before numpy sees it: it makes an object of an int that is too large.
             if not self._low <= value <= self._high:
                 raise ValueError(f"at {self.path!r}: expected {self._low} to {self._high}, found {value}")
@@ -151,7 +156,9 @@ def _multi_discrete_column(space: MultiDiscrete[Any], arrays: Mapping[str, NDArr
 
 @column_of.register(MultiBinary)
 def _multi_binary_column(space: MultiBinary, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
-    return RangeColumn(space, _rows(space, arrays, prefix), prefix, 0, 1)
+    rows = _rows(space, arrays, prefix)
+    low = np.zeros(rows.shape[1:], rows.dtype)  # arrays, because they compare in half the time of numbers
+    return RangeColumn(space, rows, prefix, low, low + 1)
 
 
 def _spec(space: Plain, n: int) -> FieldSpec:

@@ -65,7 +65,8 @@ class DictColumn(PartsColumn):
         self._keys = space.spaces.keys()
 
     def take_apart(self, value: Any) -> Collection[Any]:
-        check_keys(value, self._keys, self.path)
+        if type(value) is not dict or value.keys() != self._keys:
+            check_keys(value, self._keys, self.path)
         return [value[key] for key in self._keys]
 
     def put_together(self, values: Collection[Any]) -> dict[Any, Any]:
@@ -105,7 +106,7 @@ class OneOfColumn(SinglesColumn):
 
 def check_keys(value: Any, keys: Collection[Any], path: str) -> None:
     """``value`` must have these keys and no others."""
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"at {path!r}: expected a dict with the keys {list(keys)}, found {type(value).__name__}")
     if value.keys() != keys:
         missing = [key for key in keys if key not in value]
