@@ -38,14 +38,15 @@ SLEEPERS = 64
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 HALF_CHEETAH_INFOS = ["x_position", "x_velocity", "reward_forward", "reward_ctrl"]
 LIBRARIES = {
-    "memlane": "memlane.vector",
-    "gymnasium": "gymnasium",
-    "stable-baselines3": "stable_baselines3",
-    "tianshou": "tianshou",
-    "pufferlib": "pufferlib",
-    "torchrl": "torchrl",
-    "envpool": "envpool",
+    "memlane": ["memlane.vector"],
+    "gymnasium": ["gymnasium"],
+    "stable-baselines3": ["stable_baselines3"],
+    "tianshou": ["tianshou"],
+    "pufferlib": ["pufferlib", "gym", "psutil"],
+    "torchrl": ["torchrl"],
+    "envpool": ["envpool"],
 }
+"""The modules that each needs."""
 
 
 # ------------------------------------------------------------------------------- in the process of a turn: contenders
@@ -178,10 +179,8 @@ def tianshou_first_ready(work: Work, wait_num: int) -> Driver:
     return Driver(advance, env.close)
 
 
-def pufferlib(work: Work, backend: str, path: str, batches: int = 1, **settings: Any) -> Driver:
+def pufferlib(work: Work, backend: str, batches: int = 1, **settings: Any) -> Driver:
     """``batches`` greater than 1: while the caller has the results of some workers, the others step."""
-    if path:
-        sys.path.append(path)
     import pufferlib.vector
     from pufferlib.emulation import GymnasiumPufferEnv
 
@@ -208,7 +207,7 @@ def pufferlib(work: Work, backend: str, path: str, batches: int = 1, **settings:
 
 
 def torchrl(work: Work, workers: int) -> Driver:
-    """One process per environment is its usual form, which is slower as soon as there are more of them than cores."""
+    """With fewer workers than environments, each has a ``SerialEnv``."""
     import torch
     from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
 
@@ -339,20 +338,16 @@ def contenders(entries: Sequence[Entry], work: Work, effort: Effort) -> list[Con
     return [Contender(one.name, one.kind, measure(one), skip=no_workload or one.skip) for one in entries]
 
 
-def missing(library: str, pufferlib_path: str) -> str:
+def missing(library: str) -> str:
     """Why a library cannot be measured; empty when it can."""
-    if library == "pufferlib":
-        there = importlib.util.find_spec("pufferlib") or Path(pufferlib_path or "-", "pufferlib").is_dir()
-        needed = [one for one in ("gym", "psutil") if not importlib.util.find_spec(one)] if there else []
-        if needed:
-            return f"pufferlib needs {' and '.join(needed)}"
-        return "" if there else "pufferlib is not installed (or give --pufferlib PATH)"
-    module = LIBRARIES[library]
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
-    return "" if found else f"{module} is not installed"
+    for module in LIBRARIES[library]:
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # the package that it is part of
+            found = None
+        if not found:
+            return f"{module} is not installed"
+    return ""
 
 
 def entries_for(work: Work, options: Any) -> list[Entry]:
@@ -362,8 +357,7 @@ def entries_for(work: Work, options: Any) -> list[Entry]:
     cores = max(one for one in range(1, CORES + 1) if work.num_envs % one == 0)
     workers = work.num_envs if sleeps else cores
     few = max(1, work.num_envs // 8)
-    path = {"path": options.pufferlib}
-    parallel = path | {"backend": "Multiprocessing"}
+    parallel = {"backend": "Multiprocessing"}
     halves = "" if cores % 2 == 0 else "needs an even number of workers"
     made = [
         Entry(f"memlane, {_workers(workers)}", "memlane", {"workers": workers}, "memlane", "memlane"),
@@ -374,7 +368,7 @@ def entries_for(work: Work, options: Any) -> list[Entry]:
         Entry("stable-baselines3 Dummy", "stable_baselines3", {"processes": False}, library="stable-baselines3"),
         Entry("stable-baselines3 Subproc, fork", "stable_baselines3", {"processes": True}, library="stable-baselines3"),
         Entry("tianshou Shmem", "tianshou", {}, library="tianshou"),
-        Entry("pufferlib Serial", "pufferlib", path | {"backend": "Serial"}, library="pufferlib"),
+        Entry("pufferlib Serial", "pufferlib", {"backend": "Serial"}, library="pufferlib"),
         Entry(f"pufferlib, {_workers(cores)}", "pufferlib", parallel | {"num_workers": cores}, library="pufferlib"),
         Entry(f"pufferlib, {_workers(cores)}, half batches", "pufferlib",
               parallel | {"num_workers": cores, "batches": 2}, library="pufferlib", skip=halves),
@@ -413,7 +407,7 @@ def _chosen(entries: list[Entry], options: Any) -> list[Entry]:
     names = [one.name for one in kept]
     kept = [one for index, one in enumerate(kept) if one.name not in names[:index]]
     for one in kept:
-        one.skip = (missing(one.library, options.pufferlib) if one.library else "") or one.skip
+        one.skip = (missing(one.library) if one.library else "") or one.skip
     return kept
 
 
@@ -481,7 +475,7 @@ def many_workers(report: Report, options: Any, effort: Effort, rounds: int, num_
     """More workers than cores must not hurt much: people start with one worker for each environment."""
     work = Work("CartPole-v1", num_envs)
     counts = [one for one in WORKERS if one <= num_envs]
-    parallel = {"path": options.pufferlib, "backend": "Multiprocessing"}
+    parallel = {"backend": "Multiprocessing"}
     entries = [Entry(f"memlane, {_workers(one)}", "memlane", {"workers": one}, "memlane", "memlane") for one in counts]
     entries += [
         Entry(f"pufferlib, {_workers(one)}", "pufferlib", parallel | {"num_workers": one}, library="pufferlib")
@@ -534,7 +528,7 @@ def starting(report: Report, options: Any, rounds: int, num_envs: int) -> None:
     def starter(code: str) -> Callable[[], list[float]]:
         return lambda: start_up(code)
 
-    no_memlane, no_gymnasium = missing("memlane", ""), "" if "gymnasium" in options.peers else "not asked for"
+    no_memlane, no_gymnasium = missing("memlane"), "" if "gymnasium" in options.peers else "not asked for"
     made = [
         Contender(f"memlane, {_workers(workers)}", "memlane", starter(ours.format(fns, workers)), no_memlane),
         Contender(f"memlane, {_workers(num_envs)}", "memlane", starter(ours.format(fns, num_envs)), no_memlane),
@@ -563,8 +557,6 @@ def main() -> None:
                       help="the libraries beside memlane that take part (default: all)")  # fmt: skip
     made.add_argument("--tables", nargs="*", choices=["steps", "workers", "start"],
                       default=["steps", "workers", "start"], help="what is measured (default: all)")  # fmt: skip
-    made.add_argument("--pufferlib", default="", metavar="PATH",
-                      help="an unpacked source archive of pufferlib (its vector module needs no build)")  # fmt: skip
     options = made.parse_args()
     effort = Effort(2, 0.02, 0.02) if options.quick else Effort(3, 0.4, 0.4)
     rounds = options.rounds or (2 if options.quick else 5)

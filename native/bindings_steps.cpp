@@ -173,6 +173,26 @@ class Outcomes {
     std::int64_t high_ = 0;
 };
 
+// Whether all numbers of an array of whole 8-byte numbers lie within the bounds, both included. None: not such an array.
+nb::object all_within(nb::handle array, std::int64_t low, std::int64_t high) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+        PyErr_Clear();
+        return nb::none();
+    }
+    nb::object answer = nb::none();
+    if (view.itemsize == 8 && (view.format[0] == 'l' || view.format[0] == 'q') && view.format[1] == 0) {
+        const auto *numbers = static_cast<const std::int64_t *>(view.buf);
+        const std::int64_t count = view.len / 8;
+        bool within = true;
+        for (std::int64_t i = 0; i < count; ++i)
+            within &= numbers[i] >= low && numbers[i] <= high;
+        answer = nb::bool_(within);
+    }
+    PyBuffer_Release(&view);
+    return answer;
+}
+
 } // namespace
 
 void bind_steps(nb::module_ &m) {
@@ -184,6 +204,9 @@ void bind_steps(nb::module_ &m) {
         .def_prop_rw("spin_limit_ns", &Quorum::spin_limit_ns, &Quorum::set_spin_limit_ns)
         .def("arrive", &Quorum::arrive, "many"_a = 1)
         .def("wait", &Quorum::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple());
+
+    m.def("all_within", &all_within, "array"_a, "low"_a, "high"_a,
+          "Whether all of an array of int64 lie within the bounds, both included; None if it is no such array.");
 
     nb::class_<Outcomes>(m, "Outcomes", "What one environment's step leaves, written in one call.")
         .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t,

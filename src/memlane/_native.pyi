@@ -156,6 +156,9 @@ class Quorum:
     def arrive(self, many: int = 1) -> int: ...
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
 
+def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
+    """Whether all of an array of int64 lie within the bounds, both included; None if it is no such array."""
+
 class Outcomes:
     """What one environment's step leaves, written in one call."""
 

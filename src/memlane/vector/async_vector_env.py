@@ -1,21 +1,22 @@
 """AsyncVectorEnv: environments in worker processes, in place of ``gymnasium.vector.AsyncVectorEnv``.
 
 The same constructor, methods, return values, exceptions and log lines. What it adds: fewer workers than environments,
-everything of a step in one segment of shared memory, ``send`` and ``recv`` for stragglers, and workers that are replaced
-when they die. ``steps`` says how a step travels, ``worker`` what happens at the other end.
+everything of a step in one segment of shared memory, ``send`` and ``recv`` for stragglers, and workers that are
+replaced when they die. ``steps`` says how a step travels, ``worker`` what happens at the other end, ``conductor`` who
+waits for whom.
 """
 
 from __future__ import annotations
 
-import contextlib
 import enum
+import inspect
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any
 
+import gymnasium.vector.async_vector_env
 import numpy as np
 from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, CustomSpaceError, NoAsyncCallError
@@ -24,18 +25,17 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from memlane import _native
 from memlane.core import Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, fields_of
 from memlane.vector import infos as columns
-from memlane.vector.errors import RestartLimit, WorkerDied
-from memlane.vector.messages import Failure, Message, Ready
+from memlane.vector.conductor import Conductor, OnError
+from memlane.vector.errors import WorkerDied
+from memlane.vector.messages import Failure, Ready
 from memlane.vector.observations import Observations
-from memlane.vector.steps import MESSAGE, SEND, STEP, Plan, Steps, split
-from memlane.vector.workers import Handle, Workers
+from memlane.vector.steps import SEND, STEP, Plan, Steps, split
+from memlane.vector.workers import Workers
 
-OnError = Literal["raise", "restart"]
 _CLOSE_SECONDS = 5.0
 
 
@@ -60,6 +60,17 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     >>> envs.close()
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A custom ``worker`` speaks Gymnasium's pipes, so Gymnasium's own class serves it."""
+        given = inspect.signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
+        if given.pop("worker", None) is None:
+            return super().__new__(cls)
+        theirs = gymnasium.vector.async_vector_env.AsyncVectorEnv
+        ours = given.keys() - inspect.signature(theirs).parameters.keys() - {"self"}
+        if ours:
+            raise TypeError(f"with a custom worker, {sorted(ours)} mean nothing: only memlane's workers know them")
+        return theirs(*args, **kwargs)
+
     def __init__(
         self,
         env_fns: Sequence[Callable[[], Env[Any, Any]]],
@@ -82,8 +93,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         step_timeout: float | None = None,
         pin_workers: bool = False,
     ) -> None:
-        """The first nine arguments are Gymnasium's. ``max_concurrency`` bounds how many environments run at a time: here
-        that is the number of workers.
+        """The first nine arguments are Gymnasium's. ``max_concurrency`` bounds how many environments run at a time:
+        here that is the number of workers.
 
         Args:
             num_workers: Processes; each runs a contiguous range of the environments. As many as there are cores unless
@@ -97,10 +108,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             step_timeout: Seconds after which a worker that does not answer is killed and treated as dead.
             pin_workers: Keep each worker on a core of its own.
         """
-        if worker is not None:
-            raise NotImplementedError(
-                "a custom worker speaks the pipes of gymnasium.vector.AsyncVectorEnv; use that class for it"
-            )
         if not env_fns:
             raise ValueError("env_fns must have at least one function that makes an environment")
         if on_error not in ("raise", "restart"):
@@ -119,12 +126,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self.step_timeout = step_timeout
-        self.restarts = 0
-        """How many environments or workers were made anew."""
-        self._restart_times: deque[float] = deque()
         self._state = AsyncState.DEFAULT
-        self._broken: str | None = None
         self._sent: set[int] = set()
+        self._told: dict[int, dict[str, Any]] = {}
+        """Infos of environments that were sent an action, until ``recv`` hands them out."""
+        self._last_batch: Any = None
 
         self.num_workers = _number_of_workers(num_workers, self.max_concurrency, self.num_envs)
         assets = {name: _asset(array) for name, array in (shared_assets or {}).items()}
@@ -142,19 +148,27 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ready = self._workers.start()
         try:
             self._take_spaces(ready)
-            self._steps = self._make_steps(capacity, dict(info_spec or {}))
+            self._steps = self._make_steps(capacity, self._info_spec(dict(info_spec or {})))
             for handle in self._workers.handles:
                 handle.bind(self._steps)
         except BaseException:
             self._workers.kill()
             raise
         self._observations = Observations(self._steps, copy=copy)
-        self._cell = 0
-        self._arrivals = 0
-        self._uneven = False
-        """Whether a death has made the count of arrivals meaningless."""
-        self._heard: dict[int, list[Message]] = {}
-        self._last_batch: Any = None
+        self._conductor = Conductor(
+            self._workers,
+            self._steps,
+            on_error=on_error,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            step_timeout=step_timeout,
+            last_observations=self._last_observations,
+        )
+
+    @property
+    def restarts(self) -> int:
+        """How many workers or environments were made anew."""
+        return self._conductor.restarts
 
     # ------------------------------------------------------------------------------------------------------ set-up
 
@@ -170,8 +184,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if isinstance(mode, tuple) and len(mode) == 2:
             if not all(isinstance(space, Space) for space in mode):
                 raise TypeError(
-                    "Expected both elements of observation_mode to be Spaces, "
-                    f"got {type(mode[0])} and {type(mode[1])}"
+                    f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
                 )
             self.observation_space, self.single_observation_space = mode
         elif mode == "same":
@@ -205,6 +218,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                     f"batch actions, the action spaces from all environments must be equal. Environment {env} has "
                     f"{space}."
                 )
+
+    def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+        return given
 
     def _make_steps(self, capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
         observation_space: Space[Any] | None = None
@@ -252,7 +268,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             which = [(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]]
             for k, env_seed in which:
                 handle.seeds[k] = env_seed
-            self._message(handle, "reset", which, options)
+            self._conductor.tell(handle, "reset", which, options)
         self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -293,14 +309,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        if self._state is not AsyncState.DEFAULT or self.closed or self._broken:
+        if self._state is not AsyncState.DEFAULT or self.closed or self._conductor.broken:
             self._begin("step_async")
         column = self._steps.actions
         if column is None:
             singles = list(iterate(self.action_space, actions))
             self._observations.end()
             for handle in self._workers.handles:
-                self._message(handle, "step", singles[handle.envs.start : handle.envs.stop])
+                self._conductor.tell(handle, "step", singles[handle.envs.start : handle.envs.stop])
         else:
             count, content = column.convert_batch(actions)
             if count != self.num_envs:
@@ -308,8 +324,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             column.store_batch(0, content)
             self._observations.end()
             for handle in self._workers.handles:
-                self._ask(handle, STEP)
-            self._arrivals += self.num_envs
+                self._conductor.ask(handle, STEP, len(handle.envs))
         self._state = AsyncState.WAITING_STEP
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -317,6 +332,42 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         infos, _ = self._gather("step_wait", timeout)
         steps = self._steps
         return self._batch(), steps.rewards.copy(), steps.terminated.copy(), steps.truncated.copy(), infos
+
+    def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
+        """A step straight into a slot of a rollout ring, whose arrays have a row for each environment and then one for
+        each step: ``rewards``, ``dones`` and ``truncated`` at ``index``, and the observations that came of it where the
+        next step begins: ``obs`` at ``index + 1``, or ``last_obs`` after the last. Nested observations go to
+        ``obs.<path>``. Returns the infos."""
+        self.step_async(actions)
+        self._waiting("step_into", AsyncState.WAITING_STEP)
+        infos, _ = self._gather("step_into", None)
+        steps = self._steps
+        slot["rewards"][:, index] = steps.rewards
+        slot["dones"][:, index] = steps.terminated | steps.truncated
+        slot["truncated"][:, index] = steps.truncated
+        self._store(slot, index + 1)
+        return infos
+
+    def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
+        """``reset``, with the observations where the first step begins; see ``step_into``."""
+        self.reset_async(**kwargs)
+        infos, _ = self._gather("reset_into", None)
+        self._store(slot, 0)
+        return infos
+
+    def _store(self, slot: Mapping[str, NDArray[Any]], index: int) -> None:
+        if self._steps.observations is None:
+            raise NotImplementedError("observations that do not lie in shared memory cannot go into a slot")
+        for name in self._steps.segment.layout.fields:
+            part, _, path = name.partition(".")
+            if part != "observation":
+                continue
+            suffix = "" if path == "value" else f".{path}"
+            rows = slot[f"obs{suffix}"]
+            if index < rows.shape[1]:
+                rows[:, index] = self._steps.segment[name]
+            else:
+                slot[f"last_obs{suffix}"][...] = self._steps.segment[name]
 
     # ------------------------------------------------------------------------------------------------ send and recv
 
@@ -335,9 +386,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._steps.asked[ids] += 1
         self._sent.update(ids.tolist())
         for handle in self._workers.handles:
-            if np.any((ids >= handle.envs.start) & (ids < handle.envs.stop)):
-                self._ask(handle, SEND)
-        self._arrivals += len(ids)
+            count = np.count_nonzero((ids >= handle.envs.start) & (ids < handle.envs.stop))
+            if count:
+                self._conductor.ask(handle, SEND, int(count))
         self._state = AsyncState.WAITING_RECV
 
     def recv(
@@ -349,52 +400,66 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         min_envs = min(min_envs, len(self._sent))
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            seen = self._quorum.arrived
+            seen = self._conductor.quorum.arrived
             ready = self._ready()
             if len(ready) >= min_envs:
                 return self._take(ready)
-            busy = [handle for handle in self._workers.handles if handle.pending]
             try:
-                self._arrive(seen + min_envs - len(ready), deadline, busy)
+                self._conductor.wait_for_more(seen, min_envs - len(ready), deadline)
             except WaitTimeout:
                 raise TimeoutError(
                     f"The call to `recv` has timed out after {timeout} second(s); {len(ready)} of {min_envs} "
                     "environments are ready."
                 ) from None
-            except WorkerDied as death:
-                self._heal(death)
 
     def _ready(self) -> NDArray[np.int64]:
         steps = self._steps
         ids = np.fromiter(self._sent, np.int64, len(self._sent))
         ids.sort()
-        return ids[steps.answered[ids] == steps.asked[ids]]
+        ready: NDArray[np.int64] = ids[steps.answered[ids] == steps.asked[ids]]
+        return ready
 
     def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
-        self._hear([handle for handle in self._workers.handles if np.any((ids >= handle.envs.start) & (ids < handle.envs.stop))])
         mine = ids.tolist()
-        said = [message.infos for messages in self._heard.values() for message in messages]
-        infos = columns.select(columns.merge(self.num_envs, [*said, *self._declared(mine)]), ids)
+        owners = [handle for handle in self._workers.handles if any(env in handle.envs for env in mine)]
+        try:
+            self._conductor.hear(owners)
+        except WorkerDied as death:  # in the middle of what it had to say
+            self._conductor.heal(death)
+            self._conductor.hear(owners)
+        failures = []
+        for messages in self._conductor.heard.values():
+            for message in messages:
+                self._told.update(columns.unpack(message.infos))
+                failures.extend(message.failures)
+                for env, observation in message.observed.items():
+                    self._single[env] = observation
+        self._conductor.heard.clear()
         self._sent.difference_update(mine)
         if not self._sent:
             self._state = AsyncState.DEFAULT
-            self._settle()
+            self._conductor.settle()
+        self._raise_failures(failures, AsyncState.WAITING_RECV)
         steps = self._steps
+        told = [(row, {**self._told.pop(env, {}), **self._declared_by(env)}) for row, env in enumerate(mine)]
+        infos = columns.merge(len(ids), [columns.pack(told)])
         return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
+
+    def _declared_by(self, env: int) -> dict[str, Any]:
+        return {key: values[env].copy() for key, (values, told) in self._steps.infos.items() if told[env]}
 
     def _some(self, ids: NDArray[np.int64]) -> Any:
         column = self._steps.observations
         singles = [self._single[env] if column is None else column.read_one(env) for env in ids.tolist()]
-        return concatenate(
-            self.single_observation_space, singles, create_empty_array(self.single_observation_space, n=len(singles))
-        )
+        room: Any = create_empty_array(self.single_observation_space, n=len(singles))
+        return concatenate(self.single_observation_space, singles, room)
 
     def _check_ids(self, ids: NDArray[Any]) -> None:
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")
         if len(set(ids.tolist())) != len(ids):
             raise ValueError(f"env_ids must name each environment once, found {ids.tolist()}")
-        if len(ids) and not (0 <= ids.min() and ids.max() < self.num_envs):
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_envs):
             raise IndexError(f"env_ids must lie in 0 to {self.num_envs - 1}, found {ids.min()} to {ids.max()}")
         if busy := self._sent & set(ids.tolist()):
             raise AlreadyPendingCallError(
@@ -417,13 +482,29 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         self._begin("call_async")
         for handle in self._workers.handles:
-            self._message(handle, "call", name, args, kwargs)
+            self._conductor.tell(handle, "call", name, args, kwargs)
         self._state = AsyncState.WAITING_CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         self._waiting("call_wait", AsyncState.WAITING_CALL)
         _, results = self._gather("call_wait", timeout)
         return tuple(result for worker in range(self.num_workers) for result in results[worker])
+
+    def apply(self, function: Callable[[Env[Any, Any]], Any], env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
+        """``function(env)`` in the workers, for all or some environments; what it returns, in the order of
+        ``env_ids``."""
+        self._begin("apply")
+        ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
+        for handle in self._workers.handles:
+            self._conductor.tell(
+                handle, "apply", function, [env - handle.envs.start for env in ids if env in handle.envs]
+            )
+        self._state = AsyncState.WAITING_CALL
+        _, results = self._gather("apply", None)
+        answered: dict[int, Any] = {}
+        for handle in self._workers.handles:
+            answered.update(zip([env for env in ids if env in handle.envs], results[handle.worker], strict=True))
+        return tuple(answered[env] for env in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         return self.call(name)
@@ -439,7 +520,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             )
         self._begin("set_attr")
         for handle in self._workers.handles:
-            self._message(handle, "set_attr", name, list(values[handle.envs.start : handle.envs.stop]))
+            self._conductor.tell(handle, "set_attr", name, list(values[handle.envs.start : handle.envs.stop]))
         self._state = AsyncState.WAITING_CALL
         self._gather("set_attr", None)
 
@@ -450,7 +531,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         return self.get_attr("np_random")
 
@@ -459,9 +540,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _running(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._broken is not None:
+        if self._conductor.broken is not None:
             raise ClosedEnvironmentError(
-                f"{self._broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
+                f"{self._conductor.broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
                 "on_error='restart'"
             )
 
@@ -479,104 +560,28 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             before = "send" if state is AsyncState.WAITING_RECV else f"{state.value}_async"
             raise NoAsyncCallError(f"Calling `{caller}` without any prior call to `{before}`.", state.value)
 
-    @property
-    def _quorum(self) -> _native.Quorum:
-        return self._steps.quorums[self._cell]
-
-    def _ask(self, handle: Handle, command: int) -> None:
-        handle.message = None
-        handle.ask(command, self._cell)
-
-    def _message(self, handle: Handle, *message: Any) -> None:
-        handle.message = message
-        handle.ask(MESSAGE, self._cell)
-        # To one that is dead: its death is found, and told, by whoever waits for the answer.
-        with contextlib.suppress(WorkerDied):
-            handle.send(message)
-        self._arrivals += len(handle.envs)
-
     def _gather(self, caller: str, timeout: float | None) -> tuple[dict[str, Any], dict[int, Any]]:
-        """Wait until all workers have done what was asked, and hear what they have to say. A timeout leaves the call
+        """Wait until all workers have done what was asked: infos, and each worker's result. A timeout leaves the call
         pending: the same ``_wait`` may be called again, and nothing of a batch that is half done is seen."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                self._wait(deadline)
-                self._hear(self._workers.handles)
-                break
-            except WaitTimeout:
-                raise TimeoutError(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
-            except WorkerDied as death:
-                self._heal(death)
-        heard, self._heard = self._heard, {}
-        state, self._state = self._state, AsyncState.DEFAULT
-        said = [message for worker in sorted(heard) for message in heard[worker]]
-        self._raise_failures([failure for message in said for failure in message.failures], state)
-        packed = [message.infos for message in said if message.infos]
-        if self._steps.infos:
-            packed.extend(self._declared(range(self.num_envs)))
-        infos = columns.merge(self.num_envs, packed) if packed else {}
-        return infos, {worker: heard[worker][-1].result for worker in heard if heard[worker]}
-
-    def _wait(self, deadline: float | None) -> None:
-        """Until all have finished. After a death the count of arrivals is off: then each worker is looked at."""
-        while True:
-            if not self._uneven:
-                try:
-                    self._arrive(self._arrivals, deadline, self._workers.handles)
-                    return
-                except WorkerDied as death:
-                    self._heal(death)
-            seen = self._quorum.arrived
-            busy = [handle for handle in self._workers.handles if handle.pending]
-            if busy:
-                try:
-                    self._arrive(seen + 1, deadline, busy)
-                except WorkerDied as death:
-                    self._heal(death)
-            else:
-                self._settle()
-                return
-
-    def _settle(self) -> None:
-        """Everybody has finished. If the count is off, count anew in the other cell: a worker that has finished may not
-        have arrived yet, so all arrive there once, and whoever has done that has arrived in the old one before."""
-        while self._uneven:
-            self._uneven = False
-            self._cell ^= 1
-            self._arrivals = self._quorum.arrived
-            for handle in self._workers.handles:
-                self._message(handle, "nothing")
-            self._wait(None)
-
-    def _arrive(self, until: int, deadline: float | None, handles: list[Handle]) -> None:
-        """Wait for arrivals. A worker that takes longer than ``step_timeout`` is killed, and dead like any other."""
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        limit = self.step_timeout
-        if limit is None or (left is not None and left <= limit):
-            self._quorum.wait(until, left, [handle.peer for handle in handles])
-            return
         try:
-            self._quorum.wait(until, limit, [handle.peer for handle in handles])
+            heard = self._conductor.finish(deadline)
         except WaitTimeout:
-            for handle in handles:
-                if handle.pending:
-                    handle.kill()
-                    raise handle.died(
-                        f"worker {handle.worker} (pid {handle.peer.pid}) did not answer for step_timeout={limit:g} s and "
-                        "was killed"
-                    ) from None
-
-    def _hear(self, handles: list[Handle]) -> None:
-        """Read the messages that workers have announced."""
-        for handle in handles:
-            for message in handle.hear(self.step_timeout):
-                self._heard.setdefault(handle.worker, []).append(message)
-                for env, observation in message.observed.items():
-                    self._single[env] = observation
-                if "restarted" in message.infos:
-                    for cause in message.infos["restarted"].values:
-                        self._count_restart(cause)
+            raise TimeoutError(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
+        except Exception:
+            self._state = AsyncState.DEFAULT
+            raise
+        state, self._state = self._state, AsyncState.DEFAULT
+        if not heard and not self._steps.infos:
+            return {}, {}
+        said = [message for worker in sorted(heard) for message in heard[worker]]
+        for message in said:
+            for env, observation in message.observed.items():
+                self._single[env] = observation
+        self._raise_failures([failure for message in said for failure in message.failures], state)
+        packed = [message.infos for message in said if message.infos] + self._declared()
+        results = {worker: messages[-1].result for worker, messages in heard.items()}
+        return columns.merge(self.num_envs, packed), results
 
     def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
         for failure in failures:
@@ -586,70 +591,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             logger.error("Raising the last exception back to the main process.")
             last = failures[-1]
             if state is not AsyncState.WAITING_CALL:
-                self._broken = f"environment {last.env} raised {last.type_name}: {last.text}"
+                self._conductor.broken = f"environment {last.env} raised {last.type_name}: {last.text}"
             handle = next(handle for handle in self._workers.handles if last.env in handle.envs)
             raise last.exception(handle.seeds[last.env - handle.envs.start])
-
-    # ------------------------------------------------------------------------------------------------------- healing
-
-    def _heal(self, death: WorkerDied) -> None:
-        """A worker is dead: raise that, or put another in its place."""
-        handle = self._workers.handles[death.worker]
-        if self.on_error == "raise":
-            logger.error(str(death))
-            self._broken = str(death)
-            self._state = AsyncState.DEFAULT
-            raise death
-        self._uneven = True
-        while True:
-            self._count_restart(str(death), death)
-            message = handle.message
-            try:
-                self._workers.restart(handle, self._steps)
-                self._heard[handle.worker] = []
-                self._revive(handle, message, str(death))
-                return
-            except WorkerDied as again:
-                handle.message = message
-                death = again
-
-    def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
-        """Bring a new worker to where the old one was: its environments reset and truncated, or what they were told last
-        told again."""
-        if message is None or message[0] != "reset":
-            handle.ask(MESSAGE, self._cell)
-            handle.send(("revive", cause, self._last_observations(handle)))
-            while handle.pending:
-                seen = self._quorum.arrived
-                if handle.pending:
-                    self._arrive(seen + 1, None, [handle])
-        envs = slice(handle.envs.start, handle.envs.stop)
-        self._steps.answered[envs] = self._steps.asked[envs]
-        handle.message = message
-        if message is not None:
-            handle.ask(MESSAGE, self._cell)
-            handle.send(message)
-
-    def _last_observations(self, handle: Handle) -> list[Any] | None:
-        if self._last_batch is None:
-            return None
-        return list(iterate(self.observation_space, self._last_batch))[handle.envs.start : handle.envs.stop]
-
-    def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
-        now = time.monotonic()
-        self.restarts += 1
-        self._restart_times.append(now)
-        while self._restart_times and now - self._restart_times[0] > self.restart_window:
-            self._restart_times.popleft()
-        logger.warn(f"restart {self.restarts}: {cause}")
-        if len(self._restart_times) > self.max_restarts:
-            text = (
-                f"{len(self._restart_times)} restarts within {self.restart_window:g} s are more than "
-                f"max_restarts={self.max_restarts}; the last: {cause}"
-            )
-            self._broken = text
-            self._state = AsyncState.DEFAULT
-            raise RestartLimit(text) from death
 
     # --------------------------------------------------------------------------------------------------------- results
 
@@ -661,12 +605,16 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._last_batch = self._steps.observations.read(copy=True)
         return self._observations.batch()
 
-    def _declared(self, envs: Iterable[int]) -> list[columns.Columns]:
+    def _last_observations(self, envs: range) -> list[Any] | None:
+        if self._last_batch is None:
+            return None
+        return list(iterate(self.observation_space, self._last_batch))[envs.start : envs.stop]
+
+    def _declared(self) -> list[columns.Columns]:
         """What was declared in ``info_spec``, as the columns that messages have."""
         found: columns.Columns = {}
-        asked = np.fromiter(envs, np.int64)
         for key, (values, told) in self._steps.infos.items():
-            here = asked[told[asked]]
+            here = np.flatnonzero(told)
             if len(here):
                 found[key] = columns.Column(here.tolist(), "numbers" if values.ndim == 1 else "arrays", values[here])
         return [found] if found else []
@@ -675,7 +623,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers: those that do not end by themselves within ``timeout`` (default: 5 s) are killed."""
-        if self._state is not AsyncState.DEFAULT and not self._broken:
+        if self._state is not AsyncState.DEFAULT and not self._conductor.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         if terminate:
             self._workers.kill()

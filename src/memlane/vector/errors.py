@@ -23,7 +23,7 @@ class WorkerError(MemlaneError, RuntimeError):
     """An environment raised something that cannot travel between processes; the text is all there is of it."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is a cause, never raised by itself
+class RemoteTraceback(Exception):
     """Where in the worker an exception came from. Stands as the cause of the exception in the parent."""
 
     def __init__(self, text: str) -> None:

@@ -1,8 +1,8 @@
 """Infos: the dicts that environments return beside their observations, as one dict of arrays with masks.
 
 A worker packs what its environments said into columns, so that one pickle carries a few arrays and not a hundred dicts;
-the parent merges the columns of all workers. The result is Gymnasium's, with one exception: the dtype of a column is the
-one that holds all its values, where Gymnasium takes that of the first and turns 1.75 into 1.
+the parent merges the columns of all workers. The result is Gymnasium's, with one exception: the dtype of a column is
+the one that holds all its values, where Gymnasium takes that of the first and turns 1.75 into 1.
 """
 
 from __future__ import annotations
@@ -56,17 +56,15 @@ def merge(num_envs: int, packed: Sequence[Columns]) -> dict[str, Any]:
     return infos
 
 
-def select(infos: dict[str, Any], envs: NDArray[np.int64]) -> dict[str, Any]:
-    """The rows of some environments; keys that none of them has are left out."""
-    selected: dict[str, Any] = {}
-    for key, value in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is None:
-            continue
-        if mask[envs].any():
-            selected[key] = select(value, envs) if isinstance(value, dict) else value[envs]
-            selected[f"_{key}"] = mask[envs]
-    return selected
+def unpack(packed: Columns) -> dict[int, dict[str, Any]]:
+    """The infos that were packed, by environment."""
+    infos: dict[int, dict[str, Any]] = {}
+    for key, column in packed.items():
+        nested = unpack(column.values) if column.kind == "dicts" else {}
+        values = [nested.get(env, {}) for env in column.envs] if column.kind == "dicts" else column.values
+        for env, value in zip(column.envs, values, strict=True):
+            infos.setdefault(env, {})[key] = value
+    return infos
 
 
 def _packed(key: str, envs: list[int], values: list[Any]) -> Column:
@@ -101,16 +99,6 @@ def _merged(num_envs: int, columns: list[Column]) -> Any:
         return array
     objects: NDArray[Any] = np.full(num_envs, None, object)
     for column in columns:
-        for env, value in zip(column.envs, _singly(column), strict=True):
-            objects[env] = value
+        for env, info in unpack({"it": column}).items():
+            objects[env] = info["it"]
     return objects
-
-
-def _singly(column: Column) -> Iterable[Any]:
-    if column.kind != "dicts":
-        return column.values  # type: ignore[no-any-return]
-    infos: dict[int, dict[str, Any]] = {env: {} for env in column.envs}
-    for key, nested in column.values.items():
-        for env, value in zip(nested.envs, _singly(nested), strict=True):
-            infos[env][key] = value
-    return infos.values()

@@ -40,8 +40,8 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, worker: int, env: int, step: int) -> Failure:
         trace = "".join(traceback.format_exception(error))
-        # An exception can refuse to be pickled, or to be made again from its pickle: found here, where it is only a text
-        # that is lost, and not in the parent.
+        # An exception can refuse to be pickled, or to be made again from its pickle: found here, where only the object
+        # is lost and not its text, and not in the parent.
         travels: BaseException | None = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         try:
@@ -78,8 +78,6 @@ class Ready:
     """For each environment, which of them."""
     metadata: dict[str, Any]
     render_mode: str | None
-
-
 
 
 @dataclass

@@ -12,8 +12,8 @@ from memlane.vector.steps import Steps
 
 
 class Observations:
-    """With ``copy``, every batch is the caller's own. Without, it is a read-only view of the rows themselves, valid until
-    the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``)."""
+    """With ``copy``, every batch is the caller's own. Without, it is a read-only view of the rows themselves, valid
+    until the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``)."""
 
     def __init__(self, steps: Steps, *, copy: bool) -> None:
         self._steps = steps
@@ -35,12 +35,6 @@ class Observations:
         self._lease = Lease(self._steps.segment, writeable=False, label="the observations of a step", debug=True)
         names = [name for name in self._lease if name.startswith("observation.")]
         return self._borrowed({name: self._lease[name] for name in names}).read(copy=False)
-
-    def some(self, envs: NDArray[Any]) -> Any:
-        """Copies of some rows, as one batch."""
-        column = self._steps.observations
-        assert column is not None
-        return column.read_some(envs)
 
     def end(self) -> None:
         """The rows are about to change: what was borrowed ends."""

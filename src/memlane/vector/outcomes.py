@@ -58,4 +58,3 @@ class Outcomes:
     def put_observation(self, index: int, observation: Any) -> None:
         if self._column is not None and not self._native.put_observation(index, observation):
             self._column.write(self._first + index, observation)
-

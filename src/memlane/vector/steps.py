@@ -1,11 +1,11 @@
 """Steps: the lane between a vector environment and its workers.
 
-Everything of a step is a row of one segment: the action that goes out, the observation, reward and flags that come back.
-Each worker owns the rows of its environments. A command is one signal out, and an arrival at one quorum back; nothing is
-pickled and, while both sides are awake, nothing asks the kernel.
+Everything of a step is a row of one segment: the action that goes out, the observation, reward and flags that come
+back. Each worker owns the rows of its environments. A command is one signal out, and an arrival at one quorum back;
+nothing is pickled and, while both sides are awake, nothing asks the kernel.
 
     field          written by     when
-    quorum[c]      workers        they have done what was asked, counted in environments; two cells, one in use at a time
+    quorum[c]      workers        they have done what was asked, counted in environments; one of two cells is in use
     go[w]          the parent     a signal: worker w has a command
     command[w]     the parent     before ``go``: which, and in which cell of the quorum to arrive
     progress[w]    worker w       all the time; see ``THROUGH`` and those after it
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from gymnasium import Space
@@ -33,8 +34,8 @@ STEP, SEND, MESSAGE = range(3)
 """Commands: step all environments; step those that are asked; read a message."""
 
 THROUGH, STEPS, TOLD, FINISHED = range(4)
-"""A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that it
-has announced; commands that it has finished."""
+"""A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that
+it has announced; commands that it has finished."""
 
 _LINE = 8  # words in a cache line: what different processes write does not share one
 
@@ -105,7 +106,9 @@ class Steps:
             return None
         prefix = f"{part}."
         arrays: dict[str, NDArray[Any]] = {
-            name.removeprefix(prefix): self.segment[name] for name in self.segment.layout.fields if name.startswith(prefix)
+            name.removeprefix(prefix): self.segment[name]
+            for name in self.segment.layout.fields
+            if name.startswith(prefix)
         }
         return column_of(space, arrays)
 
@@ -123,4 +126,4 @@ def address(array: NDArray[Any]) -> int:
 def split(num_envs: int, num_workers: int) -> list[range]:
     """Environments to workers: contiguous ranges that differ by one at most."""
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
-    return [range(begin, end) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [range(begin, end) for begin, end in pairwise(bounds)]

@@ -6,6 +6,7 @@ a worker whose parent dies is gone within a second, whatever its environments do
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -234,10 +235,8 @@ class Worker:
 
     def _remake(self, k: int, failure: Failure) -> None:
         """The environment raised: a new one takes its place, and its episode ends here."""
-        try:
+        with contextlib.suppress(Exception):  # it is broken; what it has to say about its end does not matter
             self.envs[k].close()
-        except Exception:
-            pass  # it is broken; what it has to say about its end does not matter
         self.envs[k] = self.make[k]()
         observation, info = self.envs[k].reset()
         self._truncate(k, f"{failure.type_name}: {failure.text}", observation, info, None)
@@ -285,6 +284,9 @@ class Worker:
             case "call":
                 method, args, kwargs = arguments
                 return self._each(lambda env: _call(env, method, args, kwargs))
+            case "apply":
+                function, which = arguments
+                return self._each(function, which)
             case "set_attr":
                 attribute, values = arguments
                 remaining = iter(values)
@@ -292,11 +294,11 @@ class Worker:
                 return None
         raise AssertionError(name)
 
-    def _each(self, do: Callable[[Env[Any, Any]], Any]) -> list[Any]:
+    def _each(self, do: Callable[[Env[Any, Any]], Any], which: Iterable[int] | None = None) -> list[Any]:
         results: list[Any] = []
-        for k, env in enumerate(self.envs):
+        for k in range(len(self.envs)) if which is None else which:
             try:
-                results.append(do(env))
+                results.append(do(self.envs[k]))
             except Exception as error:
                 results.append(None)
                 self.failures.append(Failure.of(error, self.worker, self.first + k, int(self.progress[1])))

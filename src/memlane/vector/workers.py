@@ -19,6 +19,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from memlane.core import Peer, Segment
+from memlane.core.liveness import signal_name
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
 from memlane.vector.messages import Failure, Ready, dumps
@@ -39,7 +40,18 @@ class WorkerPeer(Peer):
         self.handle = handle
 
     def error(self, waiting: str) -> WorkerDied:
-        return self.handle.died(f"{self.obituary()}", waiting)
+        return self.handle.died(self.obituary(), waiting)
+
+    def _cause(self) -> str:
+        # The fork server's children are not ours; multiprocessing asks it how they ended.
+        process = self.handle.process
+        if process is None or self.alive:
+            return super()._cause()
+        process.join(1)
+        code = process.exitcode
+        if code is None:
+            return super()._cause()
+        return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
 
 
 @dataclass(eq=False)
@@ -55,6 +67,8 @@ class Handle:
     steps: Steps | None = None
     message: tuple[Any, ...] | None = None
     """What was last sent to it, unless that was a step."""
+    reviving: bool = False
+    """Whether its next message tells of a restart that was counted already."""
     asked: int = 0
     """Commands."""
     heard: int = 0
@@ -89,6 +103,7 @@ class Handle:
         self.steps = steps
         self._command = steps.command[self.worker]
         self._go = steps.go[self.worker]
+        self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
         self.send(steps)
         self.receive()
@@ -111,13 +126,16 @@ class Handle:
     @property
     def pending(self) -> bool:
         """Whether it has something to do still."""
-        assert self.steps is not None
-        return bool(self.steps.progress[self.worker, FINISHED] != self.asked)
+        return bool(self._progress[FINISHED] != self.asked)
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has announced no message that was not heard."""
+        return bool(self._progress[TOLD] == self.heard)
 
     def hear(self, timeout: float | None = None) -> Iterator[Any]:
         """The messages that the worker has announced."""
-        assert self.steps is not None
-        while self.heard < self.steps.progress[self.worker, TOLD]:
+        while self.heard < self._progress[TOLD]:
             message = self.receive(timeout)
             self.heard += 1
             yield message
@@ -127,7 +145,7 @@ class Handle:
         envs = f"environment {self.envs.start}" if len(self.envs) == 1 else f"environments {_words(self.envs)}"
         at, after = "", "before its first step"
         if self.steps is not None:
-            progress = self.steps.progress[self.worker]
+            progress = self._progress
             through = int(progress[THROUGH])
             if self.pending and 0 <= through < len(self.envs):
                 seed = self.seeds[through]
@@ -156,6 +174,14 @@ def _words(envs: range) -> str:
     return f"{envs.start} to {envs.stop - 1}"
 
 
+class Peers(list[WorkerPeer]):
+    """Workers to be watched, with their descriptors at hand."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        super().__init__(handle.peer for handle in handles)
+        self.pidfds = [peer.fileno() for peer in self]
+
+
 class Workers:
     """All workers of one vector environment."""
 
@@ -175,6 +201,7 @@ class Workers:
         self._context = mp.get_context(context or "forkserver")
         self._daemon = daemon
         self._name = name
+        self._peers: Peers | None = None
         cores = sorted(os.sched_getaffinity(0))
         self.handles = [
             Handle(
@@ -215,6 +242,7 @@ class Workers:
         return ready
 
     def _start(self, handle: Handle) -> None:
+        self._peers = None
         handle.start(self._context, self._daemon, f"Worker<{self._name}>-{handle.worker}")
 
     def _introductions(self) -> list[Ready]:
@@ -235,8 +263,11 @@ class Workers:
         return [ready[handle.worker] for handle in self.handles]
 
     @property
-    def peers(self) -> list[WorkerPeer]:
-        return [handle.peer for handle in self.handles]
+    def peers(self) -> Peers:
+        """All workers, to be watched by a wait. Made anew after each start."""
+        if self._peers is None:
+            self._peers = Peers(self.handles)
+        return self._peers
 
     def close(self, timeout: float | None) -> None:
         """Ask every worker to end; kill those that do not."""
@@ -259,10 +290,13 @@ class Workers:
 
 @contextlib.contextmanager
 def _starting(context: Any) -> Iterator[None]:
-    """Around the start of workers: they need nothing of the main script, so it is not imported again in each of them. That
-    is what makes scripts without an ``if __name__ == "__main__"`` and notebooks work, whatever the start method."""
+    """Around the start of workers: they need nothing of the main script, so it is not imported again in each of them.
+    That is what makes scripts without an ``if __name__ == "__main__"`` work, and notebooks, whatever the start
+    method."""
     main = sys.modules.get("__main__")
-    hidden = {name: vars(main).pop(name) for name in ("__spec__", "__file__") if main and name in vars(main)}
+    hidden: dict[str, Any] = {
+        name: vars(main).pop(name) for name in ("__spec__", "__file__") if main and name in vars(main)
+    }
     if main is not None:
         main.__spec__ = None
     limits = {name: os.environ.get(name) for name in THREAD_LIMITS}
@@ -270,7 +304,7 @@ def _starting(context: Any) -> Iterator[None]:
         if context.get_start_method() == "forkserver":
             for name in THREAD_LIMITS:  # for the libraries that the fork server loads once for all
                 os.environ.setdefault(name, "1")
-            server = forkserver._forkserver  # type: ignore[attr-defined]
+            server: Any = forkserver._forkserver
             if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
                 context.set_forkserver_preload([work.__module__])
             forkserver.ensure_running()

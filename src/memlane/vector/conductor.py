@@ -1,0 +1,220 @@
+"""Conductor: asks the workers, waits until they are done, and puts new ones in the place of those that die.
+
+It knows nothing of Gymnasium: a command is a number and perhaps a message, an answer is an arrival at the quorum and
+perhaps a message. The fast path is one wait for one count; everything else here is about deaths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from gymnasium import logger
+
+from memlane import _native
+from memlane.core import WaitTimeout
+from memlane.vector.errors import RestartLimit, WorkerDied
+from memlane.vector.messages import Message
+from memlane.vector.steps import MESSAGE, Steps
+from memlane.vector.workers import Handle, Peers, Workers
+
+OnError = Literal["raise", "restart"]
+
+
+class Conductor:
+    """All commands to all workers go through here, from one thread."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        steps: Steps,
+        *,
+        on_error: OnError,
+        max_restarts: int,
+        restart_window: float,
+        step_timeout: float | None,
+        last_observations: Callable[[range], list[Any] | None],
+    ) -> None:
+        self.workers = workers
+        self.handles = workers.handles
+        self.steps = steps
+        self.on_error: OnError = on_error
+        self.step_timeout = step_timeout
+        self.broken: str | None = None
+        """Why nothing can be asked any more."""
+        self.restarts = 0
+        self.heard: dict[int, list[Message]] = {}
+        """What workers have said since this was last emptied."""
+        self._max_restarts = max_restarts
+        self._restart_window = restart_window
+        self._restart_times: deque[float] = deque()
+        self._last_observations = last_observations
+        self._cell = 0
+        self._due = 0
+        """The count of arrivals at which all that was asked is done."""
+        self._uneven = False
+        """Whether a death has made that count meaningless."""
+
+    # ------------------------------------------------------------------------------------------------------ asking
+
+    @property
+    def quorum(self) -> _native.Quorum:
+        return self.steps.quorums[self._cell]
+
+    def ask(self, handle: Handle, command: int, arrivals: int) -> None:
+        """A command without a message; the worker will arrive so many times."""
+        handle.message = None
+        handle.ask(command, self._cell)
+        self._due += arrivals
+
+    def tell(self, handle: Handle, *message: Any) -> None:
+        """A command that is a message."""
+        handle.message = message
+        handle.ask(MESSAGE, self._cell)
+        # To one that is dead: its death is found, and told, by whoever waits for the answer.
+        with contextlib.suppress(WorkerDied):
+            handle.send(message, self.step_timeout)
+        self._due += len(handle.envs)
+
+    # ----------------------------------------------------------------------------------------------------- waiting
+
+    def finish(self, deadline: float | None) -> dict[int, list[Message]]:
+        """Wait until all workers have done what was asked; what they had to say. ``WaitTimeout`` changes nothing: the
+        same call goes on where it was."""
+        while True:
+            self._wait(deadline)
+            try:
+                self.hear(self.handles)
+                break
+            except WorkerDied as death:  # in the middle of what it had to say
+                self.heal(death)
+        if not self.heard:
+            return {}
+        heard, self.heard = self.heard, {}
+        return heard
+
+    def wait_for_more(self, seen: int, more: int, deadline: float | None) -> None:
+        """Wait until ``more`` environments have arrived since the count was ``seen``, or a worker was replaced."""
+        try:
+            self._arrive(seen + more, deadline, Peers([handle for handle in self.handles if handle.pending]))
+        except WorkerDied as death:
+            self.heal(death)
+
+    def settle(self) -> None:
+        """Everybody has finished. If the count is off, count anew in the other cell: a worker that has finished may not
+        have arrived yet, so all arrive there once, and whoever has done that has arrived in the old one before."""
+        while self._uneven:
+            self._uneven = False
+            self._cell ^= 1
+            self._due = self.quorum.arrived
+            for handle in self.handles:
+                self.tell(handle, "nothing")
+            self._wait(None)
+
+    def _wait(self, deadline: float | None) -> None:
+        while True:
+            if not self._uneven:
+                try:
+                    self._arrive(self._due, deadline, self.workers.peers)
+                    return
+                except WorkerDied as death:
+                    self.heal(death)
+            # The count is off: each worker is looked at, after each arrival.
+            seen = self.quorum.arrived
+            busy = [handle for handle in self.handles if handle.pending]
+            if not busy:
+                self.settle()
+                return
+            try:
+                self._arrive(seen + 1, deadline, Peers(busy))
+            except WorkerDied as death:
+                self.heal(death)
+
+    def _arrive(self, until: int, deadline: float | None, peers: Peers) -> None:
+        """Wait for arrivals. A worker that takes longer than ``step_timeout`` is killed, and dead like any other."""
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        limit = self.step_timeout
+        if limit is None or (left is not None and left <= limit):
+            self.quorum.wait(until, left, peers)
+            return
+        try:
+            self.quorum.wait(until, limit, peers)
+        except WaitTimeout:
+            hung = next((peer for peer in peers if peer.handle.pending), None)
+            if hung is None:
+                return  # it came at the last moment
+            hung.handle.kill()
+            raise hung.handle.died(
+                f"{hung.name} (pid {hung.pid}) did not answer for step_timeout={limit:g} s and was killed"
+            ) from None
+
+    def hear(self, handles: list[Handle]) -> None:
+        """Read the messages that workers have announced."""
+        for handle in handles:
+            if handle.silent:
+                continue
+            for message in handle.hear(self.step_timeout):
+                self.heard.setdefault(handle.worker, []).append(message)
+                if "restarted" in message.infos and not handle.reviving:
+                    for cause in message.infos["restarted"].values:
+                        self._count_restart(cause)
+            handle.reviving = False
+
+    # ----------------------------------------------------------------------------------------------------- healing
+
+    def heal(self, death: WorkerDied) -> None:
+        """A worker is dead: raise that, or put another in its place."""
+        handle = self.handles[death.worker]
+        if self.on_error == "raise":
+            logger.error(str(death))
+            self.broken = str(death)
+            raise death
+        self._uneven = True
+        message = handle.message
+        while True:
+            self._count_restart(str(death), death)
+            try:
+                self.workers.restart(handle, self.steps)
+                self.heard.pop(handle.worker, None)
+                self._revive(handle, message, str(death))
+                return
+            except WorkerDied as again:
+                death = again
+            except Exception as error:
+                self.broken = f"a new worker {handle.worker} could not be made: {error}"
+                raise
+
+    def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
+        """Bring a new worker to where the old one was: its environments are reset and truncated; or, when the old one
+        had been told something, it is told again."""
+        handle.reviving = True
+        if message is None or message[0] != "reset":
+            handle.ask(MESSAGE, self._cell)
+            handle.send(("revive", cause, self._last_observations(handle.envs)), self.step_timeout)
+            while handle.pending:
+                seen = self.quorum.arrived
+                if handle.pending:
+                    self._arrive(seen + 1, None, Peers([handle]))
+        envs = slice(handle.envs.start, handle.envs.stop)
+        self.steps.answered[envs] = self.steps.asked[envs]
+        handle.message = message
+        if message is not None:
+            handle.ask(MESSAGE, self._cell)
+            handle.send(message, self.step_timeout)
+
+    def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
+        now = time.monotonic()
+        self.restarts += 1
+        self._restart_times.append(now)
+        while now - self._restart_times[0] > self._restart_window:
+            self._restart_times.popleft()
+        logger.warn(f"restart {self.restarts}: {cause}")
+        if len(self._restart_times) > self._max_restarts:
+            self.broken = (
+                f"{len(self._restart_times)} restarts within {self._restart_window:g} s are more than "
+                f"max_restarts={self._max_restarts}; the last: {cause}"
+            )
+            raise RestartLimit(self.broken) from death

@@ -1,0 +1,106 @@
+"""A face for Stable-Baselines3: memlane's vector environments as one of its ``VecEnv``s. Needs stable-baselines3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import Env
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv  # type: ignore[import-not-found]
+
+from memlane.vector.async_vector_env import AsyncVectorEnv
+
+
+class SB3VecEnv(VecEnv):  # type: ignore[misc]
+    """``SB3VecEnv(env_fns, num_workers=2)`` in place of ``SubprocVecEnv(env_fns)``."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], Env[Any, Any]]], **kwargs: Any) -> None:
+        """``kwargs`` are those of ``AsyncVectorEnv``; the autoreset mode is the one that SB3 knows."""
+        self.envs = AsyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        self.render_mode = self.envs.render_mode
+        self.waiting = False
+        super().__init__(len(env_fns), self.envs.single_observation_space, self.envs.single_action_space)
+
+    def reset(self) -> Any:
+        seeds = [None if seed is None else int(seed) for seed in self._seeds]
+        options = self._options[0] if any(self._options) else None
+        observations, infos = self.envs.reset(seed=seeds, options=options)
+        self.reset_infos = self._listed(infos)
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        self.envs.step_async(actions)
+
+    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        observations, rewards, terminated, truncated, infos = self.envs.step_wait()
+        dones = terminated | truncated
+        listed = self._listed(infos)
+        for env in np.flatnonzero(dones):
+            final = dict(listed[env].pop("final_info", {}))
+            self.reset_infos[env] = {key: value for key, value in listed[env].items() if key != "final_obs"}
+            final["terminal_observation"] = listed[env].get("final_obs")
+            final["TimeLimit.truncated"] = bool(truncated[env] and not terminated[env])
+            if "restarted" in listed[env]:
+                final["restarted"] = listed[env]["restarted"]
+            listed[env] = final
+        for env in np.flatnonzero(~dones):
+            listed[env]["TimeLimit.truncated"] = False
+        return observations, rewards.astype(np.float32), dones, listed
+
+    def _listed(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
+        """A dict for each environment, as SB3 wants them."""
+        listed: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for key, values in infos.items():
+            mask = infos.get(f"_{key}")
+            if mask is None:
+                continue
+            nested = self._listed(values) if isinstance(values, dict) else values
+            for env in np.flatnonzero(mask):
+                value = nested[env]
+                listed[env][key] = value.item() if isinstance(value, np.generic) else value
+        return listed
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        every = self.envs.get_attr(attr_name)
+        return [every[env] for env in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        self.envs.apply(partial(_set_attr, attr_name, value), list(self._get_indices(indices)))
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        call = partial(_call_method, method_name, args, kwargs)
+        return list(self.envs.apply(call, list(self._get_indices(indices))))
+
+    def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
+        return list(self.envs.apply(partial(_is_wrapped, wrapper_class), list(self._get_indices(indices))))
+
+    def get_images(self) -> Sequence[Any]:
+        return self.envs.render() or ()
+
+
+# In the worker, where the environments are.
+
+
+def _set_attr(name: str, value: Any, env: Env[Any, Any]) -> None:
+    env.set_wrapper_attr(name, value)
+
+
+def _call_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Env[Any, Any]) -> Any:
+    return env.get_wrapper_attr(name)(*args, **kwargs)
+
+
+def _is_wrapped(wrapper_class: type[Any], env: Any) -> bool:
+    while env is not None:
+        if isinstance(env, wrapper_class):
+            return True
+        env = getattr(env, "env", None)
+    return False

@@ -1,0 +1,111 @@
+"""The same runs through Gymnasium's SyncVectorEnv and through ours: every number, dtype, info and mask is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from gymnasium.spaces import Discrete, Graph, Sequence as SequenceSpace, Space
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from hypothesis import HealthCheck, given, settings
+from vector_envs_support import (
+    ACTIONS,
+    EVERYTHING,
+    SPACES,
+    actions_for,
+    chances,
+    difference,
+    ours,
+    random_spaces,
+    reference,
+    trajectory,
+)
+
+from memlane.vector import Capacity
+
+MODES = list(AutoresetMode)
+
+
+def assert_same_run(
+    env_fns: Sequence[Callable[[], Any]], steps: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP, **arguments: Any
+) -> None:
+    with reference(env_fns, autoreset_mode=mode) as expected, ours(env_fns, autoreset_mode=mode, **arguments) as envs:
+        assert envs.observation_space == expected.observation_space
+        assert envs.action_space == expected.action_space
+        actions = actions_for(expected, steps)
+        pairs = zip(trajectory(expected, actions, mode), trajectory(envs, actions, mode), strict=True)
+        for number, (theirs, mine) in enumerate(pairs):
+            found = difference(theirs, mine)
+            assert found is None, f"result {number}: {found}"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_a_run_is_the_same_whatever_the_number_of_workers(workers: int, mode: AutoresetMode) -> None:
+    assert_same_run(chances(EVERYTHING, ACTIONS, 5), 60, mode, num_workers=workers)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_run_is_the_same_in_every_context(context: str, mode: AutoresetMode) -> None:
+    assert_same_run(chances(EVERYTHING, ACTIONS, 4), 40, mode, context=context)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "messages"])
+@pytest.mark.parametrize("copy", [True, False], ids=["copy", "borrow"])
+def test_a_run_is_the_same_with_and_without_copies_and_shared_memory(
+    copy: bool, shared_memory: bool, mode: AutoresetMode
+) -> None:
+    assert_same_run(chances(EVERYTHING, ACTIONS, 4), 40, mode, copy=copy, shared_memory=shared_memory)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_long_run_is_the_same_to_its_end(mode: AutoresetMode) -> None:
+    assert_same_run(chances(SPACES["Box float32"], Discrete(4), 6), 700, mode)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_observations_of_every_space_are_the_same(name: str) -> None:
+    assert_same_run(chances(SPACES[name], Discrete(2), 4, infos=False), 200)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_actions_of_every_space_reach_the_environments_as_they_are(name: str) -> None:
+    assert_same_run(chances(Discrete(2), SPACES[name], 4), 50)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_infos_of_environments_that_share_a_worker_are_the_same(mode: AutoresetMode) -> None:
+    assert_same_run(chances(Discrete(2), Discrete(2), 6), 300, mode, num_workers=2)
+
+
+GROWING: dict[str, Space[Any]] = {
+    "Sequence": SequenceSpace(Box(-1, 1, (2,))),
+    "stacked Sequence": SequenceSpace(Box(-1, 1, (2,)), stack=True),
+    "Graph": Graph(Box(-1, 1, (3,)), Discrete(4)),
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_graphs_and_sequences_are_the_same_as_messages(name: str) -> None:
+    assert_same_run(chances(GROWING[name], Discrete(2), 4, infos=False), 50, shared_memory=False)
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_graphs_and_sequences_are_the_same_in_shared_memory_of_a_capacity(name: str) -> None:
+    capacity = Capacity(items=128, nodes=16, edges=128)
+    assert_same_run(chances(GROWING[name], Discrete(2), 4, infos=False), 50, capacity=capacity)
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_graphs_and_sequences_are_welcome_as_actions(name: str) -> None:
+    assert_same_run(chances(Discrete(2), GROWING[name], 4), 30)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(observation_space=random_spaces, action_space=random_spaces)
+def test_a_run_is_the_same_for_random_spaces(observation_space: Space[Any], action_space: Space[Any]) -> None:
+    assert_same_run(chances(observation_space, action_space, 3), 12, AutoresetMode.SAME_STEP)
