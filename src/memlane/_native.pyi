@@ -164,15 +164,13 @@ class Outcomes:
 
     def __init__(
         self,
-        observations: NDArray[Any] | None,
+        place: tuple[Any, ...] | None,
         rewards: int,
         terminated: int,
         truncated: int,
         progress: int,
         count: int,
         array_type: type[Any],
-        low: int | None,
-        high: int | None,
     ) -> None: ...
     def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
     def put_observation(self, index: int, observation: object) -> bool: ...

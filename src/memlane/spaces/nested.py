@@ -25,7 +25,7 @@ class PartsColumn(Column):
 
     def __init__(self, space: Space[Any], parts: Collection[Column], n: int, path: str) -> None:
         super().__init__(space, n, path)
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
 
     def take_apart(self, value: Any) -> Collection[Any]:
         raise NotImplementedError
@@ -34,29 +34,29 @@ class PartsColumn(Column):
         raise NotImplementedError
 
     def convert(self, value: Any) -> list[Any]:
-        return [part.convert(one) for part, one in zip(self._parts, self.take_apart(value), strict=True)]
+        return [part.convert(one) for part, one in zip(self.parts, self.take_apart(value), strict=True)]
 
     def store(self, index: int, content: Any) -> None:
-        for part, one in zip(self._parts, content, strict=True):
+        for part, one in zip(self.parts, content, strict=True):
             part.store(index, one)
 
     def load(self, index: int, copy: bool) -> Any:
-        return self.put_together([part.load(index, copy) for part in self._parts])
+        return self.put_together([part.load(index, copy) for part in self.parts])
 
     def convert_batch(self, values: Any) -> Batch:
-        batches = [part.convert_batch(one) for part, one in zip(self._parts, self.take_apart(values), strict=True)]
-        sizes = {part.path: batch.size for part, batch in zip(self._parts, batches, strict=True)}
+        batches = [part.convert_batch(one) for part, one in zip(self.parts, self.take_apart(values), strict=True)]
+        sizes = {part.path: batch.size for part, batch in zip(self.parts, batches, strict=True)}
         known = {size for size in sizes.values() if size is not None}
         if len(known) > 1:
             raise ValueError(f"at {self.path!r}: expected as many values in every part, found {sizes}")
         return Batch(known.pop() if known else None, [batch.content for batch in batches])
 
     def store_batch(self, begin: int, content: Any) -> None:
-        for part, one in zip(self._parts, content, strict=True):
+        for part, one in zip(self.parts, content, strict=True):
             part.store_batch(begin, one)
 
     def load_batch(self, begin: int, end: int, copy: bool) -> Any:
-        return self.put_together([part.load_batch(begin, end, copy) for part in self._parts])
+        return self.put_together([part.load_batch(begin, end, copy) for part in self.parts])
 
 
 class DictColumn(PartsColumn):
@@ -75,7 +75,7 @@ class DictColumn(PartsColumn):
 
 class TupleColumn(PartsColumn):
     def take_apart(self, value: Any) -> Collection[Any]:
-        check_length(value, len(self._parts), self.path)
+        check_length(value, len(self.parts), self.path)
         return value  # type: ignore[no-any-return]
 
     def put_together(self, values: Collection[Any]) -> tuple[Any, ...]:

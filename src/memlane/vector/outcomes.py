@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium import Space
+from gymnasium.spaces import Box, Dict, Discrete
 
 from memlane import _native
+from memlane.spaces.column import Column
+from memlane.spaces.nested import PartsColumn
 from memlane.vector.steps import STEPS, THROUGH, Steps, address
 
 
@@ -16,7 +19,6 @@ class Outcomes:
     everything is plainly what the space says; otherwise a closer look, and an error that says what is wrong."""
 
     def __init__(self, steps: Steps, worker: int) -> None:
-        self._steps = steps
         self._first = steps.plan.ranges[worker].start
         mine = slice(self._first, steps.plan.ranges[worker].stop)
         self._rewards = steps.rewards[mine]
@@ -24,24 +26,16 @@ class Outcomes:
         self._truncated = steps.truncated[mine]
         self._progress = steps.progress[worker]
         self._column = steps.observations
-        space, rows, low, high = steps.plan.observation_space, None, None, None
-        if isinstance(space, Box | Discrete) and self._column is not None and self._column.rows is not None:
-            rows = self._column.rows[mine]
-        if isinstance(space, Discrete):
-            low, high = int(space.start), int(space.start) + int(space.n)
-            if space.dtype != np.int64:
-                rows = None
-        self._kept = rows  # the native side has its address only
+        # The native side has addresses only: what lies there is kept alive here.
+        self._place = None if self._column is None else _place(self._column, mine)
         self._native = _native.Outcomes(
-            rows,
+            self._place,
             address(self._rewards),
             address(self._terminated),
             address(self._truncated),
             address(self._progress),
             len(self._rewards),
             np.ndarray,
-            low,
-            high,
         )
         self.fast_put = self._native.put
 
@@ -58,3 +52,20 @@ class Outcomes:
     def put_observation(self, index: int, observation: Any) -> None:
         if self._column is not None and not self._native.put_observation(index, observation):
             self._column.write(self._first + index, observation)
+
+
+def _place(column: Column, mine: slice) -> tuple[Any, ...] | None:
+    """What the native side is told of a column; None if it has something in it that is left to Python."""
+    space: Space[Any] = column.space
+    if isinstance(column, PartsColumn):
+        parts = [_place(part, mine) for part in column.parts]
+        if not parts or any(part is None for part in parts):
+            return None
+        return ("dict", list(zip(space.spaces, parts, strict=True))) if isinstance(space, Dict) else ("tuple", parts)
+    if column.rows is None:
+        return None
+    if type(space) is Box:
+        return ("array", column.rows[mine])
+    if type(space) is Discrete and space.dtype == np.int64:
+        return ("whole", column.rows[mine], int(space.start), int(space.start) + int(space.n) - 1)
+    return None

@@ -10,12 +10,12 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env.base_vec_env import VecEnv  # type: ignore[import-not-found]
+from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from memlane.vector.async_vector_env import AsyncVectorEnv
 
 
-class SB3VecEnv(VecEnv):  # type: ignore[misc]
+class SB3VecEnv(VecEnv):
     """``SB3VecEnv(env_fns, num_workers=2)`` in place of ``SubprocVecEnv(env_fns)``."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Env[Any, Any]]], **kwargs: Any) -> None:

@@ -1,0 +1,290 @@
+"""The other faces of vector environments: rollout slots, tensors, make_vec, Stable-Baselines3, PettingZoo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+
+from memlane.ipc import RolloutRingBuffer
+from memlane.vector import AgentsVectorEnv, AsyncVectorEnv, as_gymnasium_async, as_tensors
+
+
+class Counter(gymnasium.Env[NDArray[np.float32], int]):
+    """Counts its steps; an episode ends after ``length`` of them."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.observation_space = gymnasium.spaces.Box(-100, 100, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self.length = length
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._seen(), float(action), False, self.steps >= self.length, {"steps": self.steps}
+
+    def _seen(self) -> NDArray[np.float32]:
+        return np.array([self.steps, self.length], np.float32)
+
+
+@pytest.fixture
+def envs() -> Iterator[AsyncVectorEnv]:
+    made = AsyncVectorEnv([lambda n=n: Counter(n) for n in (2, 3, 4)], num_workers=2, copy=False)  # type: ignore[misc]
+    yield made
+    made.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- slots
+
+
+def test_a_step_goes_straight_into_a_slot_of_a_rollout_ring(envs: AsyncVectorEnv) -> None:
+    ring = RolloutRingBuffer(num_envs=3, num_steps=2, obs_dim=2, action_dim=1, num_slots=2)
+    try:
+        slot = ring.ring.writer().claim()
+        envs.reset_into(slot)
+        envs.step_into(np.array([0, 1, 2]), slot, 0)
+        infos = envs.step_into(np.array([2, 1, 0]), slot, 1)
+        slot.commit()
+        with ring.ring.reader().take(timeout=1) as taken:
+            assert taken["obs"][:, :, 0].tolist() == [[0, 1], [0, 1], [0, 1]]
+            assert taken["last_obs"][:, 0].tolist() == [2, 2, 2]
+            assert taken["rewards"].tolist() == [[0, 2], [1, 1], [2, 0]]
+            assert taken["dones"].tolist() == taken["truncated"].tolist() == [[0, 1], [0, 0], [0, 0]]
+        assert infos["steps"].tolist() == [2, 2, 2]
+    finally:
+        ring.cleanup()
+
+
+# ------------------------------------------------------------------------------------------------------------ tensors
+
+
+def test_a_batch_becomes_tensors_over_the_same_memory(envs: AsyncVectorEnv) -> None:
+    torch = pytest.importorskip("torch")
+    batch, _ = envs.reset()
+    tensor = as_tensors(batch)
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.data_ptr() == batch.__array_interface__["data"][0]
+
+
+def test_nested_batches_become_nested_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    batch = {"a": np.ones(2), "b": (np.zeros(3, np.int64), ("text", "stays"))}
+    tensors = as_tensors(batch)
+    assert torch.equal(tensors["a"], torch.ones(2, dtype=torch.float64))
+    assert tensors["b"][1] == ("text", "stays")
+
+
+# ----------------------------------------------------------------------------------------------------------- make_vec
+
+
+def test_make_vec_can_be_told_to_use_memlane() -> None:
+    with as_gymnasium_async():
+        envs = gymnasium.make_vec(
+            "CartPole-v1", num_envs=3, vectorization_mode="async", vector_kwargs={"num_workers": 2}
+        )
+    try:
+        assert type(envs) is AsyncVectorEnv
+        assert envs.num_workers == 2
+        assert str(envs) == "AsyncVectorEnv(CartPole-v1, num_envs=3)"
+        assert envs.reset(seed=1)[0].shape == (3, 4)
+    finally:
+        envs.close()
+    assert gymnasium.vector.AsyncVectorEnv is not AsyncVectorEnv
+
+
+def test_a_custom_worker_is_served_by_gymnasiums_own_class() -> None:
+    from gymnasium.vector.async_vector_env import _async_worker
+
+    envs = AsyncVectorEnv([Counter] * 2, worker=_async_worker, context="fork")
+    try:
+        assert type(envs) is gymnasium.vector.AsyncVectorEnv
+        assert envs.reset()[0].shape == (2, 2)
+    finally:
+        envs.close()
+
+
+def test_a_custom_worker_does_not_go_with_memlanes_own_arguments() -> None:
+    with pytest.raises(TypeError, match="num_workers"):
+        AsyncVectorEnv([Counter], worker=lambda *_: None, num_workers=1)
+
+
+# ------------------------------------------------------------------------------------------------- Stable-Baselines3
+
+
+@pytest.fixture
+def sb3() -> Any:
+    return pytest.importorskip("stable_baselines3")
+
+
+def pair(sb3: Any) -> tuple[Any, Any]:
+    from memlane.vector.sb3 import SB3VecEnv
+
+    fns = [lambda n=n: Counter(n) for n in (2, 3, 4)]  # type: ignore[misc]
+    return SB3VecEnv(fns, num_workers=2), sb3.common.vec_env.DummyVecEnv(fns)
+
+
+def test_the_sb3_face_steps_as_sb3s_own_does(sb3: Any) -> None:
+    ours, theirs = pair(sb3)
+    try:
+        ours.seed(5), theirs.seed(5)
+        assert np.array_equal(ours.reset(), theirs.reset())
+        rng = np.random.default_rng(0)
+        for _ in range(20):
+            actions = rng.integers(0, 3, 3)
+            mine, other = ours.step(actions), theirs.step(actions)
+            for a, b in zip(mine[:3], other[:3], strict=True):
+                assert np.array_equal(a, b)
+                assert a.dtype == b.dtype
+            for a, b in zip(mine[3], other[3], strict=True):
+                assert np.array_equal(a.pop("terminal_observation", None), b.pop("terminal_observation", None))
+                assert a == b
+    finally:
+        ours.close()
+
+
+def test_the_sb3_face_reaches_into_the_environments(sb3: Any) -> None:
+    ours, theirs = pair(sb3)
+    try:
+        assert ours.get_attr("length") == theirs.get_attr("length") == [2, 3, 4]
+        ours.set_attr("length", 9, indices=[1])
+        assert ours.get_attr("length") == [2, 9, 4]
+        assert [len(seen) for seen in ours.env_method("_seen", indices=[0, 2])] == [2, 2]
+        assert ours.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [False] * 3
+    finally:
+        ours.close()
+
+
+def test_ppo_of_sb3_trains_on_it(sb3: Any) -> None:
+    from memlane.vector.sb3 import SB3VecEnv
+
+    envs = SB3VecEnv([lambda: gymnasium.make("CartPole-v1")] * 4, num_workers=2)
+    try:
+        model = sb3.PPO("MlpPolicy", envs, n_steps=16, batch_size=32, n_epochs=1, seed=1, device="cpu")
+        model.learn(128)
+        assert model.num_timesteps == 128
+    finally:
+        envs.close()
+
+
+# --------------------------------------------------------------------------------------------------------- PettingZoo
+
+pettingzoo = pytest.importorskip("pettingzoo")
+
+
+class Race(pettingzoo.ParallelEnv):  # type: ignore[misc,name-defined]
+    """Each agent leaves at its own time; what it does is its reward."""
+
+    metadata = {"name": "race_v0"}  # noqa: RUF012
+
+    def __init__(self, lives: tuple[int, ...]) -> None:
+        self.lives = lives
+        self.possible_agents = [f"runner_{i}" for i in range(len(lives))]
+        self.agents: list[str] = []
+        self.time = 0
+
+    def observation_space(self, agent: str) -> Any:
+        del agent
+        return gymnasium.spaces.Box(0, 100, (2,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        del agent
+        return gymnasium.spaces.Discrete(5)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        del seed, options
+        self.agents, self.time = list(self.possible_agents), 0
+        return self._seen(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert actions.keys() == set(self.agents)
+        self.time += 1
+        before = self.agents
+        over = {agent: self.time >= life for agent, life in zip(self.possible_agents, self.lives, strict=True)}
+        rewards = {agent: float(actions[agent]) for agent in before}
+        self.agents = [agent for agent in before if not over[agent]]
+        done = {agent: over[agent] for agent in before}
+        return self._seen(before), rewards, done, dict.fromkeys(before, False), {agent: {} for agent in before}
+
+    def _seen(self, agents: list[str]) -> dict[str, NDArray[np.float32]]:
+        return {agent: np.array([self.time, int(agent[-1])], np.float32) for agent in agents}
+
+
+@pytest.fixture
+def races() -> Iterator[AgentsVectorEnv]:
+    made = AgentsVectorEnv([lambda: Race((1, 3)), lambda: Race((2, 2))], num_workers=2)
+    yield made
+    made.close()
+
+
+def test_each_agent_is_a_row(races: AgentsVectorEnv) -> None:
+    assert (races.num_envs, races.single_action_space.n) == (4, 5)
+    observations, infos = races.reset(seed=1)
+    assert observations.tolist() == [[0, 0], [0, 1], [0, 0], [0, 1]]
+    assert infos["alive"].tolist() == [True] * 4
+
+
+def test_rewards_flags_and_the_mask_are_per_agent(races: AgentsVectorEnv) -> None:
+    races.reset()
+    _, rewards, terminated, truncated, infos = races.step(np.array([1, 2, 3, 4]))
+    assert rewards.tolist() == [1, 2, 3, 4]
+    assert terminated.tolist() == [True, False, False, False]
+    assert not truncated.any()
+    assert infos["alive"].tolist() == [False, True, True, True]
+
+
+def test_an_agent_that_has_left_sees_zeros_and_earns_nothing(races: AgentsVectorEnv) -> None:
+    races.reset()
+    races.step(np.array([1, 1, 1, 1]))
+    observations, rewards, terminated, _, infos = races.step(np.array([4, 4, 4, 4]))
+    assert observations.tolist() == [[0, 0], [2, 1], [2, 0], [2, 1]]
+    assert rewards.tolist() == [0, 4, 4, 4]
+    assert terminated.tolist() == [False, False, True, True]
+    assert infos["alive"].tolist() == [False, True, False, False]
+
+
+def test_a_game_without_agents_begins_again(races: AgentsVectorEnv) -> None:
+    races.reset()
+    for _ in range(2):
+        races.step(np.zeros(4, np.int64))
+    observations, rewards, _, _, infos = races.step(np.full(4, 3))
+    assert observations.tolist() == [[0, 0], [3, 1], [0, 0], [0, 1]]
+    assert rewards.tolist() == [0, 3, 0, 0]
+    assert infos["alive"].tolist() == [False, False, True, True]
+
+
+def test_agents_of_different_spaces_are_refused() -> None:
+    class Unequal(Race):
+        def action_space(self, agent: str) -> Any:
+            return gymnasium.spaces.Discrete(2 + int(agent[-1]))
+
+    with pytest.raises(ValueError, match="same action space"):
+        AgentsVectorEnv([lambda: Unequal((1, 1))])
+
+
+def test_the_autoreset_mode_of_the_games_is_told() -> None:
+    made = AgentsVectorEnv([lambda: Race((1, 1))], autoreset_mode=AutoresetMode.SAME_STEP)
+    assert made.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    made.close()
+
+
+def test_the_reference_for_these_counters_is_gymnasiums_own() -> None:
+    """The fixture's environments behave in one process as they do here."""
+    sync = SyncVectorEnv([lambda n=n: Counter(n) for n in (2, 3, 4)])  # type: ignore[misc]
+    ours = AsyncVectorEnv([lambda n=n: Counter(n) for n in (2, 3, 4)], num_workers=2)  # type: ignore[misc]
+    try:
+        assert np.array_equal(sync.reset()[0], ours.reset()[0])
+        for _ in range(6):
+            for a, b in zip(sync.step(np.ones(3, int))[:4], ours.step(np.ones(3, int))[:4], strict=True):
+                assert np.array_equal(a, b)
+    finally:
+        ours.close()
