@@ -1,4 +1,4 @@
-"""The README's example is run as it stands there."""
+"""The README's examples are run as they stand there."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
+PRINTS = ["1088.0\n", ""]
 
 
-def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_readme_has_the_examples_that_are_tested_here() -> None:
+    assert len(examples()) == len(PRINTS)
+
+
+@pytest.mark.parametrize("number", range(len(PRINTS)))
+def test_an_example_in_the_readme_runs(number: int, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
-    script.write_text(code)
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "1088.0\n"
+    script.write_text(examples()[number])
+    run = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout, run.stderr) == (0, PRINTS[number], "")
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)

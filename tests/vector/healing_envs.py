@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-PLAIN, KILL, SEGV, INVALID, EXIT, RAISE, SLEEP, SPIN, PERCENT = 0, -1, -2, -3, -4, -5, -6, -7, -8
+PLAIN, KILL, SEGV, INVALID, EXIT, RAISE, SLEEP, SPIN, PERCENT, NAP = 0, -1, -2, -3, -4, -5, -6, -7, -8, -9
 """Actions of 0 and above are actions; the others are deeds."""
 
 HEAD = 4
@@ -47,6 +47,8 @@ def do(deed: int) -> None:
             raise Boom("50% of %d are broken")
         case _ if deed == SLEEP:
             time.sleep(60)
+        case _ if deed == NAP:
+            time.sleep(0.6)
         case _ if deed == SPIN:
             while True:
                 pass
@@ -87,7 +89,9 @@ class Counting(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        if options:
+        if options and "deeds" in options:
+            self.plan(**options)
+        elif options:
             self.once(**options)
         self.episode += 1
         self.steps = 0
@@ -119,6 +123,10 @@ class Counting(gymnasium.Env[Any, Any]):
                     return self.env
             do(deed)
         return self.env
+
+    def plan(self, deeds: dict[int, int], path: str) -> int:
+        """Deeds of several environments; each is done once."""
+        return self.once(self.env, deeds.get(self.env, PLAIN), f"{path}-{self.env}")
 
     def long_answer(self, env: int, deed: int, path: str) -> bytes:
         """More than a pipe holds, after a deed."""
@@ -180,7 +188,7 @@ class Ledger:
         self.episode[env] = -1
 
     def check_step(self, envs: list[int], actions: list[int], results: Any, lost: set[int]) -> set[int]:
-        """Returns those that were restarted, who must be among the ``lost``."""
+        """Those that were ``lost`` must be truncated, and nobody else be restarted. Returns those that were."""
         observations, rewards, terminated, truncated, infos = results
         causes = infos.get("restarted", [None] * len(envs))
         hit: set[int] = set()
@@ -198,6 +206,8 @@ class Ledger:
                 self._begin(env)
                 self.due[env] = self.mode == "NextStep"
                 self._equal(observations[row], env, -1)
+            elif env in lost:
+                raise AssertionError(f"environment {env} was made anew and is not truncated")
             elif self.due[env]:
                 self.episode[env] += 1
                 self._begin(env)

@@ -19,6 +19,9 @@ from vector_envs_support import Chance, Counter, Raiser, Shower, Sleeper, bad_pi
 
 from memlane.vector import AsyncVectorEnv, Capacity, WorkerDied
 
+# By a signal: a test that hangs fails by itself and does not take the others with it.
+pytestmark = pytest.mark.timeout(20, method="signal")
+
 COUNTERS: list[Callable[[], Any]] = [Counter] * 4
 
 

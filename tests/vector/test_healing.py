@@ -21,6 +21,7 @@ from healing_envs import (
     EXIT,
     INVALID,
     KILL,
+    NAP,
     PERCENT,
     PLAIN,
     RAISE,
@@ -354,6 +355,31 @@ def test_a_death_during_reset_is_healed_and_the_reset_answered_with_its_seeds(tm
         assert envs.step(actions(6))[0][2].tolist() == observation(2, 0, 1, PLAIN).tolist()
 
 
+def test_a_death_during_reset_counts_and_so_does_the_next_exception(tmp_path: Path) -> None:
+    with healing() as envs:
+        envs.reset()
+        envs.reset(options={"env": 2, "deed": KILL, "path": str(tmp_path / "once")})
+        assert envs.restarts == 1
+        envs.step(actions(6, e2=RAISE))
+        assert envs.restarts == 2
+
+
+def test_the_seed_of_a_reset_that_was_healed_is_told_when_the_worker_dies_again(tmp_path: Path) -> None:
+    with vector(on_error="restart", max_restarts=1) as envs:
+        envs.reset(seed=50, options={"env": 3, "deed": KILL, "path": str(tmp_path / "once")})
+        with pytest.raises(RestartLimit, match="at environment 2, last seed 52"):
+            envs.step(actions(e2=KILL))
+
+
+def test_an_environment_that_raises_in_reset_is_made_anew_and_its_next_step_is_a_step(tmp_path: Path) -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        observations, infos = envs.reset(seed=90, options={"env": 2, "deed": RAISE, "path": str(tmp_path / "once")})
+        assert observations[:, 1].tolist() == [1, 1, 0, 1, 1, 1]
+        assert infos["_restarted"].tolist() == [False, False, True, False, False, False]
+        assert envs.step(actions(6))[0][:, 2].tolist() == [1] * 6
+
+
 def test_a_neighbour_that_a_masked_reset_spared_is_truncated_when_its_worker_died_in_it(tmp_path: Path) -> None:
     with healing(endless=True) as envs:
         envs.reset()
@@ -419,6 +445,53 @@ def test_a_death_while_idle_is_healed_by_the_next_reset() -> None:
         envs.reset()
         kill(envs, 1)
         assert envs.reset()[0][:, 1].tolist() == [1, 1, 0, 0, 1, 1]
+
+
+@contextlib.contextmanager
+def a_second_death(envs: AsyncVectorEnv) -> Iterator[dict[int, int]]:
+    """Worker 1 dies at once, and worker 2 when it has done its part and only worker 0 is waited for."""
+    timer = threading.Timer(0.35, os.kill, (pid_of(envs, 2), signal.SIGKILL))
+    timer.start()
+    yield {0: NAP, 2: KILL}
+    timer.join()
+
+
+def test_one_that_dies_after_its_part_of_a_step_that_is_being_healed_is_truncated_too() -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        with a_second_death(envs):
+            _, _, _, truncated, infos = envs.step(actions(6, e0=NAP, e2=KILL))
+        assert truncated.tolist() == [False, False, True, True, True, True]
+        assert infos["_restarted"].tolist() == truncated.tolist()
+        assert envs.restarts == 2
+
+
+def test_one_that_dies_after_its_part_of_a_reset_that_is_being_healed_is_reset_again(tmp_path: Path) -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        with a_second_death(envs) as deeds:
+            observations, _ = envs.reset(seed=90, options={"deeds": deeds, "path": str(tmp_path / "once")})
+        assert observations[:, 1].tolist() == [1, 1, 0, 0, 0, 0]
+        assert envs.np_random_seed == (90, 91, 92, 93, 94, 95)
+        assert envs.step(actions(6))[0][:, 2].tolist() == [1] * 6
+
+
+def test_one_that_dies_after_its_part_of_a_call_that_is_being_healed_is_asked_again(tmp_path: Path) -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        with a_second_death(envs) as deeds:
+            assert envs.call("plan", deeds, str(tmp_path / "once")) == (0, 1, 2, 3, 4, 5)
+
+
+def test_one_that_dies_after_its_part_of_a_recv_that_is_being_healed_is_truncated_too() -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        with a_second_death(envs):
+            envs.send(actions(6, e0=NAP, e2=KILL))
+            _, _, _, truncated, infos, _ = envs.recv(min_envs=6, timeout=PATIENCE)
+        assert truncated.tolist() == [False, False, True, True, True, True]
+        assert infos["_restarted"].tolist() == truncated.tolist()
+        assert envs.step(actions(6))[4] == {}
 
 
 def test_the_death_of_all_workers_at_once_is_healed() -> None:
@@ -639,6 +712,16 @@ def test_the_step_timeout_holds_for_everything_that_a_worker_is_asked(during: st
     with vector(step_timeout=0.4) as envs:
         envs.reset()
         assert "step_timeout" in str(died(envs, lambda: DURING[during](envs, SLEEP)))
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_long_info_is_killed_after_the_step_timeout() -> None:
+    with vector(step_timeout=0.4, endless=True) as envs:
+        envs.reset()
+        envs.set_attr("info_bytes", [0, 0, 4_000_000, 0])
+        envs.step_async(actions())
+        time.sleep(0.2)  # it has arrived, and waits for somebody to read what it says
+        os.kill(pid_of(envs, 1), signal.SIGSTOP)
+        assert "step_timeout" in str(died(envs, envs.step_wait))
 
 
 def test_a_wait_that_is_shorter_than_the_step_timeout_kills_nobody() -> None:
