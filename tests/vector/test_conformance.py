@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from gymnasium.spaces import Discrete, Graph, Sequence as SequenceSpace, Space
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, Graph, Space
+from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
 from vector_envs_support import (

@@ -398,6 +398,7 @@ def test_a_death_during_call_is_healed_and_the_call_answered(tmp_path: Path) -> 
         assert envs.call("once", 2, KILL, str(tmp_path / "once")) == (0, 1, 2, 3, 4, 5)
 
 
+@pytest.mark.timeout(8, method="signal")
 def test_a_death_during_a_call_with_long_answers_does_not_block_the_others(tmp_path: Path) -> None:
     with healing() as envs:
         envs.reset()
@@ -657,7 +658,7 @@ def test_the_survivor_of_actions_sent_in_two_parts_does_not_block_the_healing_of
         assert len(envs.recv(min_envs=2, timeout=PATIENCE)[5]) == 2
         kill(envs, 1)
         envs.step_async(actions(4))
-        assert envs.step_wait(timeout=PATIENCE)[3].tolist() == [False, False, True, True]
+        assert envs.step_wait(timeout=5)[3].tolist() == [False, False, True, True]
 
 
 def test_a_worker_that_dies_in_the_middle_of_a_long_info_is_healed_by_recv() -> None:
@@ -689,8 +690,9 @@ def test_a_worker_that_hangs_is_named_and_killed_after_the_step_timeout(deed: in
         envs.reset()
         pid = pid_of(envs, 1)
         text = str(died(envs, lambda: envs.step(hang(envs, deed))))
-        for part in (f"worker 1 (pid {pid})", "step_timeout=0.4", "was killed", "at environment 2"):
+        for part in (f"worker 1 (pid {pid})", "step_timeout=0.4", "was killed"):
             assert part in text
+        assert deed is None or "at environment 2" in text  # one that was stopped had not begun
         assert not Path(f"/proc/{pid}").exists() or Peer.of(pid).wait(PATIENCE)
 
 
@@ -793,8 +795,9 @@ def parent(tmp_path: Path, method: str, deed: str) -> Iterator[tuple[subprocess.
     )
     try:
         assert process.stdout is not None
-        peers = [Peer.of(int(pid)) for pid in process.stdout.readline().split()]
-        assert len(peers) == 2
+        line = process.stdout.readline()
+        assert len(line.split()) == 2, f"the parent did not come to life: {process.communicate(timeout=PATIENCE)[1]}"
+        peers = [Peer.of(int(pid)) for pid in line.split()]
         yield process, peers
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -802,8 +805,10 @@ def parent(tmp_path: Path, method: str, deed: str) -> Iterator[tuple[subprocess.
         process.communicate()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("deed", ["idle", "step", "sleep", "spin"])
+@pytest.mark.parametrize(
+    ("method", "deed"),
+    [*(("forkserver", deed) for deed in ("idle", "step", "sleep", "spin")), ("fork", "sleep"), ("spawn", "spin")],
+)
 def test_the_workers_of_a_killed_parent_are_gone_within_two_seconds(tmp_path: Path, method: str, deed: str) -> None:
     names = set(os.listdir("/dev/shm"))
     with parent(tmp_path, method, deed) as (process, peers):
@@ -817,8 +822,9 @@ def test_the_workers_of_a_killed_parent_are_gone_within_two_seconds(tmp_path: Pa
     assert not [name for name in set(os.listdir("/dev/shm")) - names if "memlane" in name]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("deed", ["step", "sleep"])
+@pytest.mark.parametrize(
+    ("method", "deed"), [("forkserver", "step"), ("forkserver", "sleep"), ("fork", "step"), ("spawn", "step")]
+)
 def test_ctrl_c_is_the_parents_business_and_the_workers_stay_quiet(tmp_path: Path, method: str, deed: str) -> None:
     with parent(tmp_path, method, deed) as (process, peers):
         time.sleep(0.2)

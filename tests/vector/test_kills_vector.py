@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +37,10 @@ LONGEST_PAUSE = 0.06
 """Seconds between two hits: about as long as a few steps and a restart."""
 
 
+def peers_of(envs: AsyncVectorEnv) -> list[Peer]:
+    return [Peer.from_word(handle.peer.word) for handle in envs._workers.handles]
+
+
 class Hunter(threading.Thread):
     """Hits the workers at random instants."""
 
@@ -45,30 +49,30 @@ class Hunter(threading.Thread):
         self._envs = envs
         self._hits = hits
         self._chance = random.Random(seed)
-        self.killed: set[int] = set()
-        """Pids."""
+        self.killed: set[Peer] = set()
         self.books: Counter[str] = Counter()
-        self.want_raise = 0
-        """How many environments the other thread is to let raise."""
+        self.to_raise: deque[str] = deque()
+        """An entry for each environment that the other thread is to let raise."""
+        self.over = threading.Event()
 
     def run(self) -> None:
         for _ in range(self._hits):
-            time.sleep(self._chance.uniform(0, LONGEST_PAUSE))
+            if self.over.wait(self._chance.uniform(0, LONGEST_PAUSE)):
+                return
             kind = self._chance.choice(["kill", "stop", "raise"])
             if kind == "raise":
-                self.want_raise += 1
+                self.to_raise.append(kind)
                 continue
-            handle = self._chance.choice(self._envs._workers.handles)
-            peer = Peer(handle.peer.pid, handle.peer.start)
+            peer = self._chance.choice(peers_of(self._envs))
             if not peer.alive:
                 kind = "missed"
             elif kind == "kill":
-                self.killed.add(peer.pid)
+                self.killed.add(peer)
                 os.kill(peer.pid, signal.SIGKILL)
             else:
                 os.kill(peer.pid, signal.SIGSTOP)
                 time.sleep(self._chance.uniform(0, 0.03))
-                if peer.alive:  # stopped as it is: only a hunter with a kill could have ended it
+                if peer.alive:
                     os.kill(peer.pid, signal.SIGCONT)
             self.books[kind] += 1
 
@@ -83,18 +87,15 @@ class Life:
         self.chance = random.Random(seed)
         self.owed: set[int] = set()
         """Environments that were made anew and have not been truncated yet."""
-        self.pids = self._pids()
-        self.all_pids = set(self.pids)
+        self.peers = peers_of(envs)
+        self.all_peers = set(self.peers)
         self.done: Counter[str] = Counter()
-
-    def _pids(self) -> list[int]:
-        return [handle.peer.pid for handle in self.envs._workers.handles]
 
     def _look(self) -> set[int]:
         """The environments whose worker was replaced since the last look; all of them were killed by the hunter."""
-        before, self.pids = self.pids, self._pids()
-        self.all_pids.update(self.pids)
-        changed = [worker for worker, pid in enumerate(before) if pid != self.pids[worker]]
+        before, self.peers = self.peers, peers_of(self.envs)
+        self.all_peers.update(self.peers)
+        changed = [worker for worker, peer in enumerate(before) if peer != self.peers[worker]]
         assert {before[worker] for worker in changed} <= self.hunter.killed, "a worker was replaced that nobody killed"
         return {env for worker in changed for env in self.envs._workers.handles[worker].envs}
 
@@ -110,11 +111,10 @@ class Life:
     def actions(self) -> tuple[dict[int, int], set[int]]:
         chosen = {env: self.chance.randrange(1000) for env in range(ENVS)}
         raised: set[int] = set()
-        if self.hunter.want_raise:
+        if self.hunter.to_raise:
             env = self.chance.randrange(ENVS)
             if not self.ledger.due[env]:
-                self.hunter.want_raise -= 1
-                self.hunter.books["raise"] += 1
+                self.hunter.books[self.hunter.to_raise.popleft()] += 1
                 chosen[env] = RAISE
                 raised = {env}
         return chosen, raised
@@ -153,7 +153,7 @@ class Life:
     def live(self) -> None:
         self.reset()
         self.hunter.start()
-        while self.hunter.is_alive() or self.hunter.want_raise:
+        while self.hunter.is_alive() or self.hunter.to_raise:
             dice = self.chance.random()
             if dice < 0.05:
                 self.reset()
@@ -207,19 +207,10 @@ def test_whatever_hits_the_workers_the_survivors_lose_nothing(mode: str, dose: i
         envs.close()
         assert time.monotonic() - begin < 2
     finally:
-        hunter._hits = 0
+        hunter.over.set()
         print(f"{dict(hunter.books)} hits, {dict(life.done)} done, {life.ledger.checked} results checked")
         envs.close(terminate=True)
     assert hunter.books.total() == HITS * dose
     assert min(hunter.books[kind] for kind in ("kill", "stop", "raise")) > HITS * dose / 10
-    for pid in life.all_pids | hunter.killed:
-        assert pid_is_gone(pid), f"worker {pid} was left running"
-
-
-def pid_is_gone(pid: int) -> bool:
-    """Or is somebody else by now."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"forkserver" not in file.read()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    left = [peer for peer in life.all_peers | hunter.killed if peer.alive]
+    assert not left, f"workers were left running: {left}"

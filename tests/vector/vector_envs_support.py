@@ -38,14 +38,16 @@ SPACES: dict[str, Space[Any]] = {
 }
 EVERYTHING = Dict(dict(SPACES))
 """All of them at once."""
-ACTIONS = Dict({name: SPACES[name] for name in ("Box float64", "Discrete from -3", "MultiDiscrete", "MultiBinary", "Tuple")})
+ACTIONS = Dict(
+    {name: SPACES[name] for name in ("Box float64", "Discrete from -3", "MultiDiscrete", "MultiBinary", "Tuple")}
+)
 
 
 # --------------------------------------------------------------------------------------------------------- environments
 
 
 class Chance(gymnasium.Env[Any, Any]):
-    """Random observations, short random episodes, infos of every kind. What it is told is seen in its rewards and infos."""
+    """Random observations, short random episodes, infos of every kind. What it is told is seen in its infos."""
 
     metadata = {"render_modes": ["ansi"], "colour": "blue"}  # noqa: RUF012
 
@@ -93,7 +95,7 @@ class Chance(gymnasium.Env[Any, Any]):
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Its observation is how many steps its episode has, its reward the action. What it is told to do is in ``plan``."""
+    """Its observation is how many steps its episode has, its reward the action."""
 
     observation_space: Space[Any] = Discrete(1000)
     action_space: Space[Any] = Discrete(100)
@@ -102,7 +104,6 @@ class Counter(gymnasium.Env[Any, Any]):
         self.length = length
         self.steps = 0
         self.taken: list[int] = []
-        self.closed_by = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:  # noqa: ARG002
         super().reset(seed=seed)
@@ -216,7 +217,7 @@ def bad_pickle() -> BadPickle:
     return BadPickle()
 
 
-# ---------------------------------------------------------------------------------------------------------------- making
+# --------------------------------------------------------------------------------------------------------------- making
 
 
 @contextlib.contextmanager
@@ -262,7 +263,7 @@ def trajectory(envs: VectorEnv[Any, Any, Any], actions: Sequence[Any], mode: Aut
             yield deepcopy(envs.reset(options={"reset_mask": ended}))
 
 
-# ----------------------------------------------------------------------------------------------------------- comparing
+# ------------------------------------------------------------------------------------------------------------ comparing
 
 
 def difference(one: Any, two: Any, path: str = "") -> str | None:
@@ -286,7 +287,9 @@ def difference(one: Any, two: Any, path: str = "") -> str | None:
 
 # -------------------------------------------------------------------------------------------------------- random spaces
 
-_leaves = st.sampled_from([space for name, space in SPACES.items() if name.startswith(("Box", "Disc", "Multi", "Text"))])
+_leaves = st.sampled_from(
+    [space for name, space in SPACES.items() if name.startswith(("Box", "Disc", "Multi", "Text"))]
+)
 _keys = st.text(alphabet="ab.~", min_size=1, max_size=3)
 
 

@@ -264,11 +264,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             options = dict(options)
             mask = self._checked_mask(options.pop("reset_mask"))
         self._observations.end()
-        for handle in self._workers.handles:
-            which = [(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]]
-            for k, env_seed in which:
+        handles = self._workers.handles
+        which = [[(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]] for handle in handles]
+        self._conductor.tell([("reset", some, options) for some in which])
+        for handle, some in zip(handles, which, strict=True):
+            for k, env_seed in some:
                 handle.seeds[k] = env_seed
-            self._conductor.tell(handle, "reset", which, options)
         self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
@@ -315,8 +316,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if column is None:
             singles = list(iterate(self.action_space, actions))
             self._observations.end()
-            for handle in self._workers.handles:
-                self._conductor.tell(handle, "step", singles[handle.envs.start : handle.envs.stop])
+            ranges = [handle.envs for handle in self._workers.handles]
+            self._conductor.tell([("step", singles[envs.start : envs.stop]) for envs in ranges])
         else:
             count, content = column.convert_batch(actions)
             if count != self.num_envs:
@@ -481,8 +482,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         self._begin("call_async")
-        for handle in self._workers.handles:
-            self._conductor.tell(handle, "call", name, args, kwargs)
+        self._conductor.tell([("call", name, args, kwargs)] * self.num_workers)
         self._state = AsyncState.WAITING_CALL
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
@@ -495,10 +495,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ``env_ids``."""
         self._begin("apply")
         ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
-        for handle in self._workers.handles:
-            self._conductor.tell(
-                handle, "apply", function, [env - handle.envs.start for env in ids if env in handle.envs]
-            )
+        ranges = [handle.envs for handle in self._workers.handles]
+        here = [[env - envs.start for env in ids if env in envs] for envs in ranges]
+        self._conductor.tell([("apply", function, which) for which in here])
         self._state = AsyncState.WAITING_CALL
         _, results = self._gather("apply", None)
         answered: dict[int, Any] = {}
@@ -519,8 +518,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
         self._begin("set_attr")
-        for handle in self._workers.handles:
-            self._conductor.tell(handle, "set_attr", name, list(values[handle.envs.start : handle.envs.stop]))
+        ranges = [handle.envs for handle in self._workers.handles]
+        self._conductor.tell([("set_attr", name, list(values[envs.start : envs.stop])) for envs in ranges])
         self._state = AsyncState.WAITING_CALL
         self._gather("set_attr", None)
 

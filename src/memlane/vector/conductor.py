@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from gymnasium import logger
@@ -17,7 +17,7 @@ from gymnasium import logger
 from memlane import _native
 from memlane.core import WaitTimeout
 from memlane.vector.errors import RestartLimit, WorkerDied
-from memlane.vector.messages import Message
+from memlane.vector.messages import Message, dumps
 from memlane.vector.steps import MESSAGE, Steps
 from memlane.vector.workers import Handle, Peers, Workers
 
@@ -70,14 +70,16 @@ class Conductor:
         handle.ask(command, self._cell)
         self._due += arrivals
 
-    def tell(self, handle: Handle, *message: Any) -> None:
-        """A command that is a message."""
-        handle.message = message
-        handle.ask(MESSAGE, self._cell)
-        # To one that is dead: its death is found, and told, by whoever waits for the answer.
-        with contextlib.suppress(WorkerDied):
-            handle.send(message, self.step_timeout)
-        self._due += len(handle.envs)
+    def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
+        """A command that is a message, to each worker."""
+        pickled = [dumps(message) for message in messages]  # all of them before any is sent: one may refuse
+        for handle, message, content in zip(self.handles, messages, pickled, strict=True):
+            handle.message = message
+            handle.ask(MESSAGE, self._cell)
+            # To one that is dead: its death is found, and told, by whoever waits for the answer.
+            with contextlib.suppress(WorkerDied):
+                handle.channel.send(content, self.step_timeout)
+            self._due += len(handle.envs)
 
     # ----------------------------------------------------------------------------------------------------- waiting
 
@@ -110,8 +112,7 @@ class Conductor:
             self._uneven = False
             self._cell ^= 1
             self._due = self.quorum.arrived
-            for handle in self.handles:
-                self.tell(handle, "nothing")
+            self.tell([("nothing",)] * len(self.handles))
             self._wait(None)
 
     def _wait(self, deadline: float | None) -> None:

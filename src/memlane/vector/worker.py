@@ -151,10 +151,11 @@ class Worker:
 
     def loop(self) -> None:
         go, command = self.steps.go[self.worker], self.steps.command[self.worker]
-        seen = go.value
+        begin = seen = go.value
         self._tell(None)  # bound: the parent may begin
         while True:
             seen = go.wait(seen + 1)
+            self.command_number = seen - begin  # more than one at a time when actions were sent in several calls
             order = command[0]
             self.quorum = self.steps.quorums[command[1]]
             self.progress[THROUGH] = 0
@@ -211,7 +212,7 @@ class Worker:
             self.quorum.arrive(1)
             if message is not None:
                 self.channel.send(message)
-        self.progress[FINISHED] += 1
+        self.progress[FINISHED] = self.command_number
 
     def _note(self, k: int, info: dict[str, Any]) -> None:
         if self.declared:
@@ -308,7 +309,7 @@ class Worker:
         message = self._message(result)
         if message is not None:
             self.progress[TOLD] += 1
-        self.progress[FINISHED] += 1
+        self.progress[FINISHED] = self.command_number
         self.quorum.arrive(arrivals)
         # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
         if message is not None:

@@ -63,7 +63,7 @@ class Handle:
     task: Task
     process: BaseProcess | None = None
     peer: WorkerPeer = field(init=False)
-    channel: Channel | None = None
+    channel: Channel = field(init=False)
     steps: Steps | None = None
     message: tuple[Any, ...] | None = None
     """What was last sent to it, unless that was a step."""
@@ -109,11 +109,9 @@ class Handle:
         self.receive()
 
     def send(self, message: object, timeout: float | None = None) -> None:
-        assert self.channel is not None
         self.channel.send(dumps(message), timeout)
 
     def receive(self, timeout: float | None = None) -> Any:
-        assert self.channel is not None
         return cloudpickle.loads(self.channel.receive(timeout))
 
     def ask(self, command: int, cell: int) -> None:
@@ -164,9 +162,7 @@ class Handle:
             self.process.join()
             self.process.close()
             self.process = None
-        if self.channel is not None:
             self.channel.close()
-            self.channel = None
             self.peer.close()
 
 
@@ -249,8 +245,7 @@ class Workers:
         began = time.monotonic()
         ready: dict[int, Ready] = {}
         while len(ready) < len(self.handles):
-            missing = {handle.channel.connection: handle for handle in self.handles
-                       if handle.worker not in ready and handle.channel is not None}  # fmt: skip
+            missing = {handle.channel.connection: handle for handle in self.handles if handle.worker not in ready}
             sentinels = {handle.process.sentinel: handle for handle in missing.values() if handle.process is not None}
             found = multiprocessing.connection.wait([*missing, *sentinels], timeout=_QUIET_SECONDS)
             for each in found:
@@ -286,6 +281,8 @@ class Workers:
             handle.kill()
         for handle in self.handles:
             handle.end()
+            for asset in handle.task.assets.values():
+                asset.close()
 
 
 @contextlib.contextmanager

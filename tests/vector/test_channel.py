@@ -1,0 +1,127 @@
+"""Channel: messages of any length, with a deadline, watching the other process."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memlane.core import Peer, PeerDied, WaitTimeout
+from memlane.vector.channel import Channel
+
+pytestmark = pytest.mark.timeout(20, method="signal")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, two = (Channel(end) for end in mp.Pipe())
+    yield one, two
+    one.close()
+    two.close()
+
+
+def test_messages_arrive_in_order_and_whole(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    messages = [b"", b"a", b"b" * 1000, b""]
+    for message in messages:
+        one.send(message)
+    assert [two.receive(1) for _ in messages] == messages
+
+
+def test_both_ends_send(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    one.send(b"question")
+    two.send(b"answer")
+    assert (two.receive(1), one.receive(1)) == (b"question", b"answer")
+
+
+def test_a_message_longer_than_the_pipe_arrives_whole(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    message = bytes(range(256)) * 40_000
+    sender = threading.Thread(target=one.send, args=(message,))
+    sender.start()
+    assert two.receive(10) == message
+    sender.join()
+
+
+def test_receiving_nothing_times_out(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(WaitTimeout, match="the parent sent a message"):
+        ends[0].receive(0.05)
+
+
+def test_sending_to_somebody_who_does_not_read_times_out(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(WaitTimeout, match="could take a message"):
+        ends[0].send(bytes(10_000_000), 0.05)
+
+
+def test_the_middle_of_a_message_has_a_deadline_too(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    one.connection.send_bytes(b"")  # four bytes: half of a length
+    with pytest.raises(WaitTimeout):
+        two.receive(0.05)
+
+
+def test_the_end_of_the_parent_is_the_end_of_messages(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    one.send(b"last")
+    one.close()
+    assert two.receive(1) == b"last"
+    with pytest.raises(EOFError):
+        two.receive(1)
+    with pytest.raises(EOFError):
+        two.send(b"anybody?")
+    one.connection = mp.Pipe()[0]  # for the fixture to close
+
+
+def _say_and_wait(connection: Any, message: bytes) -> None:
+    if message:
+        Channel(connection).send(message)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("doing", ["receive", "send"])
+def test_the_death_of_the_peer_ends_a_wait(doing: str) -> None:
+    mine, theirs = mp.Pipe()
+    child = mp.get_context("fork").Process(target=_say_and_wait, args=(theirs, b"hello"))
+    child.start()
+    assert child.pid is not None
+    peer = Peer.of(child.pid, "the child")
+    channel = Channel(mine)
+    channel.watch(peer)
+    assert channel.receive(5) == b"hello"
+    threading.Timer(0.2, child.kill).start()
+    began = time.monotonic()
+    # This process holds the child's end open as well: only watching tells.
+    with pytest.raises(PeerDied, match="the child"):
+        channel.receive() if doing == "receive" else channel.send(bytes(10_000_000))
+    assert time.monotonic() - began < 5
+    child.join()
+    child.close()
+    channel.close()
+    theirs.close()
+    peer.close()
+
+
+def test_what_the_dead_have_said_is_still_received() -> None:
+    mine, theirs = mp.Pipe()
+    child = mp.get_context("fork").Process(target=_say_and_wait, args=(theirs, b"last words"))
+    child.start()
+    assert child.pid is not None
+    peer = Peer.of(child.pid, "the child")
+    while not mine.poll(0.1):
+        pass
+    child.kill()
+    child.join()
+    channel = Channel(mine)
+    channel.watch(peer)
+    assert channel.receive(5) == b"last words"
+    with pytest.raises(PeerDied):
+        channel.receive(5)
+    child.close()
+    channel.close()
+    theirs.close()
+    peer.close()

@@ -1,0 +1,112 @@
+"""pack, merge and unpack: infos as columns, and as Gymnasium's dict of arrays with masks."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import VectorEnv
+from hypothesis import given
+from hypothesis import strategies as st
+from vector_envs_support import difference
+
+from memlane.vector.infos import merge, pack, unpack
+
+
+def gymnasium_infos(infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """What Gymnasium makes of them."""
+    envs: VectorEnv[Any, Any, Any] = VectorEnv()
+    envs.num_envs = len(infos)
+    merged: dict[str, Any] = {}
+    for env, info in enumerate(infos):
+        merged = envs._add_info(merged, info, env)
+    return merged
+
+
+def our_infos(infos: list[dict[str, Any]], bounds: list[int]) -> dict[str, Any]:
+    """The same through workers that have the environments up to each of ``bounds``."""
+    numbered = list(enumerate(infos))
+    begins = [0, *bounds]
+    packed = [pack(numbered[begin:end]) for begin, end in zip(begins, [*bounds, len(infos)], strict=True)]
+    return merge(len(infos), pickle.loads(pickle.dumps(packed)))
+
+
+# For each key one kind of value: of mixed kinds Gymnasium makes an error or cuts numbers.
+_leaves: dict[str, st.SearchStrategy[Any]] = {
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "float": st.floats(allow_nan=False),
+    "bool": st.booleans(),
+    "float32": st.integers(-99, 99).map(np.float32),
+    "numpy bool": st.booleans().map(np.bool_),
+    "array": st.integers(0, 255).map(lambda value: np.full((2, 2), value, np.uint8)),
+    "array of no dimensions": st.integers(0, 9).map(np.array),
+    "string": st.text(max_size=3),
+    "list": st.lists(st.integers(0, 9), max_size=2),
+    "None": st.none(),
+}
+_flat = st.fixed_dictionaries({}, optional=_leaves)
+_infos = st.fixed_dictionaries({}, optional={**_leaves, "dict": _flat, "final_info": _flat, "final_obs": st.integers()})
+
+
+@given(st.lists(_infos, min_size=1, max_size=5), st.data())
+def test_infos_are_those_of_gymnasium_however_they_are_split_among_workers(infos: Any, data: st.DataObject) -> None:
+    bounds = sorted(data.draw(st.lists(st.integers(0, len(infos)), max_size=3)))
+    assert difference(gymnasium_infos(infos), our_infos(infos, bounds)) is None
+
+
+def test_no_infos_are_an_empty_dict() -> None:
+    assert our_infos([{}, {}], [1]) == {}
+
+
+def test_an_environment_that_says_nothing_is_masked() -> None:
+    infos = our_infos([{"x": 1}, {}, {"x": 3}], [2])
+    assert infos["x"].tolist() == [1, 0, 3]
+    assert infos["_x"].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("bounds", [[], [1]], ids=["one worker", "two workers"])
+@pytest.mark.parametrize(
+    ("one", "two", "dtype"),
+    [(1, 1.75, "float64"), (True, 2, "int64"), (np.uint8(1), 300, "int64"), (np.float32(0.5), 0.1, "float64")],
+    ids=str,
+)
+def test_a_column_has_the_dtype_that_holds_all_its_values(one: Any, two: Any, dtype: str, bounds: list[int]) -> None:
+    column = our_infos([{"x": one}, {"x": two}], bounds)["x"]
+    assert column.dtype == dtype
+    assert column.tolist() == [one, two]
+
+
+@pytest.mark.parametrize("bounds", [[], [1]], ids=["one worker", "two workers"])
+def test_whole_numbers_are_exact_whatever_their_types(bounds: list[int]) -> None:
+    large = 2**60 + 1
+    assert our_infos([{"x": np.uint64(large)}, {"x": -1}], bounds)["x"].tolist() == [large, -1]
+
+
+@pytest.mark.parametrize("bounds", [[], [1]], ids=["one worker", "two workers"])
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (1, "text"),
+        (1, None),
+        (1, {"a": 2}),
+        ({"a": 1, "b": {"c": 2}}, "text"),
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros(2), 1.5),
+        (2**70, 1),
+    ],
+    ids=["text", "None", "dict", "nested", "shapes", "array", "large"],
+)
+def test_values_that_fit_into_no_array_are_kept_one_by_one(one: Any, two: Any, bounds: list[int]) -> None:
+    infos = our_infos([{"x": one}, {"x": two}, {}], bounds)
+    assert infos["x"].dtype == object
+    np.testing.assert_equal(list(infos["x"]), [one, two, None])
+    assert infos["_x"].tolist() == [True, True, False]
+
+
+@given(st.lists(_infos, min_size=1, max_size=5))
+def test_what_was_packed_is_unpacked_for_each_environment(infos: Any) -> None:
+    unpacked = unpack(pickle.loads(pickle.dumps(pack(enumerate(infos)))))
+    for env, info in enumerate(infos):
+        np.testing.assert_equal(unpacked.get(env, {}), info)
