@@ -12,7 +12,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from memlane.ipc import RolloutRingBuffer
-from memlane.vector import AgentsVectorEnv, AsyncVectorEnv, as_gymnasium_async, as_tensors
+from memlane.vector import (
+    AgentsVectorEnv,
+    AsyncVectorEnv,
+    as_gymnasium_async,
+    as_tensors,
+    create_shared_memory,
+    read_from_shared_memory,
+    write_to_shared_memory,
+)
 
 
 class Counter(gymnasium.Env[NDArray[np.float32], int]):
@@ -25,7 +33,7 @@ class Counter(gymnasium.Env[NDArray[np.float32], int]):
         self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self.steps = 0
         return self._seen(), {}
 
@@ -288,3 +296,65 @@ def test_the_reference_for_these_counters_is_gymnasiums_own() -> None:
                 assert np.array_equal(a, b)
     finally:
         ours.close()
+
+
+# ---------------------------------------------------------------------------------------------------- custom spaces
+
+
+class Letters(gymnasium.Space[str]):
+    """One letter; nobody but this file knows it."""
+
+    def __init__(self) -> None:
+        super().__init__((), np.dtype("U1"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Letters)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Spelling(gymnasium.Env[Any, int]):
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Dict({"letter": Letters(), "at": gymnasium.spaces.Discrete(26)})
+        self.action_space = gymnasium.spaces.Discrete(26)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return {"letter": "a", "at": 0}, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return {"letter": chr(97 + action), "at": action}, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_space_that_was_registered_with_the_shared_memory_functions_is_shared(context: str) -> None:
+    if Letters not in create_shared_memory.registry:
+        codes = gymnasium.spaces.Box(0, 255, (), np.uint8)
+
+        @gymnasium.vector.utils.batch_space.register(Letters)
+        def _batch(space: Letters, n: int = 1) -> Any:
+            return gymnasium.spaces.Tuple([space] * n)
+
+        @create_shared_memory.register(Letters)
+        def _create(space: Letters, n: int = 1, ctx: Any = None) -> Any:
+            del space, ctx
+            return create_shared_memory(codes, n)
+
+        @read_from_shared_memory.register(Letters)
+        def _read(space: Letters, memory: Any, n: int = 1) -> Any:
+            del space
+            return tuple(chr(code) for code in read_from_shared_memory(codes, memory, n))
+
+        @write_to_shared_memory.register(Letters)
+        def _write(space: Letters, index: int, value: str, memory: Any) -> None:
+            del space
+            write_to_shared_memory(codes, index, np.uint8(ord(value)), memory)
+
+    envs = AsyncVectorEnv([Spelling] * 3, num_workers=2, context=context)
+    try:
+        assert envs.reset()[0]["letter"] == ("a", "a", "a")
+        observations = envs.step(np.array([7, 8, 25]))[0]
+        assert observations["letter"] == ("h", "i", "z")
+        assert observations["at"].tolist() == [7, 8, 25]
+    finally:
+        envs.close()

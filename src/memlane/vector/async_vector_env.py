@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import gymnasium.vector.async_vector_env
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from memlane.core import Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, fields_of
+from memlane.spaces.registered import RegisteredColumn
 from memlane.vector import infos as columns
 from memlane.vector.conductor import Conductor, OnError
 from memlane.vector.errors import WorkerDied
@@ -130,7 +132,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._sent: set[int] = set()
         self._told: dict[int, dict[str, Any]] = {}
         """Infos of environments that were sent an action, until ``recv`` hands them out."""
-        self._last_batch: Any = None
 
         self.num_workers = _number_of_workers(num_workers, self.max_concurrency, self.num_envs)
         assets = {name: _asset(array) for name, array in (shared_assets or {}).items()}
@@ -162,7 +163,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             max_restarts=max_restarts,
             restart_window=restart_window,
             step_timeout=step_timeout,
-            last_observations=self._last_observations,
         )
 
     @property
@@ -224,27 +224,34 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _make_steps(self, capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
         observation_space: Space[Any] | None = None
+        registered: RegisteredColumn | None = None
         if self.shared_memory:
             try:
                 fields_of(self.single_observation_space, 1, capacity)
-            except CustomSpaceError as error:
-                raise ValueError(
-                    "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
-                    "`shared_memory=False` however this is slower."
-                ) from error
-            observation_space = self.single_observation_space
+                observation_space = self.single_observation_space
+            except CustomSpaceError:
+                registered = self._registered()
         action_space: Space[Any] | None = self.single_action_space
         try:
             fields_of(self.single_action_space, 1, capacity)
         except (CustomSpaceError, TypeError):
             action_space = None  # actions travel as messages
         ranges = [handle.envs for handle in self._workers.handles]
-        plan = Plan(self.num_envs, ranges, observation_space, action_space, capacity, info_spec)
+        plan = Plan(self.num_envs, ranges, observation_space, action_space, registered, capacity, info_spec)
         self._by_message: Any = None
-        if observation_space is None:
+        if observation_space is None and registered is None:
             self._by_message = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
             self._single: list[Any] = [None] * self.num_envs
         return Steps.create(plan)
+
+    def _registered(self) -> RegisteredColumn:
+        try:
+            return RegisteredColumn.create(self.single_observation_space, self.num_envs)
+        except CustomSpaceError as error:
+            raise ValueError(
+                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                "`shared_memory=False` however this is slower."
+            ) from error
 
     # ------------------------------------------------------------------------------------------------------- reset
 
@@ -601,13 +608,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             batch = concatenate(self.single_observation_space, self._single, self._by_message)
             return deepcopy(batch) if self.copy else batch
         if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._last_batch = self._steps.observations.read(copy=True)
+            batch = self._steps.observations.read(copy=True)
+            self._conductor.last_observations = partial(_singly, self.observation_space, batch)
         return self._observations.batch()
-
-    def _last_observations(self, envs: range) -> list[Any] | None:
-        if self._last_batch is None:
-            return None
-        return list(iterate(self.observation_space, self._last_batch))[envs.start : envs.stop]
 
     def _declared(self) -> list[columns.Columns]:
         """What was declared in ``info_spec``, as the columns that messages have."""
@@ -634,6 +637,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if not self.closed and hasattr(self, "_observations"):
             self.close(terminate=True)
+
+
+def _singly(space: Space[Any], batch: Any) -> list[Any]:
+    return list(iterate(space, batch))
 
 
 def _number_of_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:

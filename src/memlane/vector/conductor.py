@@ -36,7 +36,6 @@ class Conductor:
         max_restarts: int,
         restart_window: float,
         step_timeout: float | None,
-        last_observations: Callable[[range], list[Any] | None],
     ) -> None:
         self.workers = workers
         self.handles = workers.handles
@@ -48,10 +47,11 @@ class Conductor:
         self.restarts = 0
         self.heard: dict[int, list[Message]] = {}
         """What workers have said since this was last emptied."""
+        self.last_observations: Callable[[], list[Any]] | None = None
+        """Those that were last handed out, one for each environment, where a restart needs them."""
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._restart_times: deque[float] = deque()
-        self._last_observations = last_observations
         self._cell = 0
         self._due = 0
         """The count of arrivals at which all that was asked is done."""
@@ -194,7 +194,8 @@ class Conductor:
         handle.reviving = True
         if message is None or message[0] != "reset":
             handle.ask(MESSAGE, self._cell)
-            handle.send(("revive", cause, self._last_observations(handle.envs)), self.step_timeout)
+            last = self.last_observations and self.last_observations()[handle.envs.start : handle.envs.stop]
+            handle.send(("revive", cause, last), self.step_timeout)
             while handle.pending:
                 seen = self.quorum.arrived
                 if handle.pending:

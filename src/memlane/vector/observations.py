@@ -21,15 +21,15 @@ class Observations:
         self._lease: Lease | None = None
         self._debug = debug_mode()
         self._view: Column | None = None
-        if steps.observations is not None and not copy and not self._debug:
+        if steps.plan.observation_space is not None and not copy and not self._debug:
             self._view = self._borrowed({name: _read_only(array) for name, array in steps.segment.views().items()})
 
     def batch(self) -> Any:
         """All rows."""
         column = self._steps.observations
         assert column is not None
-        if self._copy:
-            return column.read(copy=True)
+        if self._copy or self._steps.plan.observation_space is None:
+            return column.read(copy=self._copy)
         if self._view is not None:
             return self._view.read(copy=False)
         self._lease = Lease(self._steps.segment, writeable=False, label="the observations of a step", debug=True)

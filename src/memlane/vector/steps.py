@@ -29,6 +29,7 @@ from memlane import _native
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, column_of, fields_of
+from memlane.spaces.registered import RegisteredColumn
 
 STEP, SEND, MESSAGE = range(3)
 """Commands: step all environments; step those that are asked; read a message."""
@@ -48,8 +49,10 @@ class Plan:
     ranges: list[range]
     """The environments of each worker."""
     observation_space: Space[Any] | None
-    """Of one environment; None when observations travel as messages."""
+    """Of one environment; None when observations lie elsewhere: in ``registered``, or in messages."""
     action_space: Space[Any] | None
+    registered: RegisteredColumn | None = None
+    """Where observations lie whose space a user registered."""
     capacity: Any = None
     info_spec: Mapping[str, FieldSpec] = field(default_factory=dict)
 
@@ -93,7 +96,7 @@ class Steps:
         self.rewards = segment["rewards"]
         self.terminated = segment["terminated"]
         self.truncated = segment["truncated"]
-        self.observations = self._column("observation", plan.observation_space)
+        self.observations = self._column("observation", plan.observation_space) or plan.registered
         self.actions = self._column("action", plan.action_space)
         self.infos = {key: (segment[f"info.{key}"], segment[f"told.{key}"]) for key in plan.info_spec}
 

@@ -15,9 +15,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
 
+from memlane import _native
 from memlane.core import Peer, Segment
 from memlane.core.liveness import signal_name
 from memlane.vector.channel import Channel
@@ -65,6 +68,9 @@ class Handle:
     peer: WorkerPeer = field(init=False)
     channel: Channel = field(init=False)
     steps: Steps | None = None
+    _command: NDArray[np.int64] = field(init=False)
+    _progress: NDArray[np.int64] = field(init=False)
+    _go: _native.Signal = field(init=False)
     message: tuple[Any, ...] | None = None
     """What was last sent to it, unless that was a step."""
     reviving: bool = False
@@ -164,6 +170,9 @@ class Handle:
             self.process = None
             self.channel.close()
             self.peer.close()
+        if self.steps is not None:
+            self.steps = None  # the handle and its peer know each other, and would keep the memory
+            del self._command, self._go, self._progress
 
 
 def _words(envs: range) -> str:
