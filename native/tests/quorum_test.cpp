@@ -244,8 +244,8 @@ TEST("quorum: one that is killed between the count and the wake-up delays the wa
 
 namespace {
 
-// Race: `parties - 1` arrive, the last of them completes the count; the waiter wants it and goes to sleep. As the vector
-// environment does: a signal out, a quorum back, round after round.
+// Race: `parties - 1` arrive, the last of them completes the count; the waiter wants it and goes to sleep. As the
+// vector environment does: a signal out, a quorum back, round after round.
 //   the waiter finds the count and does not sleep    acceptable
 //   the waiter sleeps and is woken                   acceptable
 //   the waiter's slice ends with the count complete  FORBIDDEN    the lost wake-up

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import signal
 import threading
 import time
 import uuid
@@ -113,8 +115,6 @@ def _unmakeable() -> Any:
 
 
 def _dying() -> Any:
-    import os
-
     os._exit(7)
 
 
@@ -134,8 +134,6 @@ def test_a_worker_that_dies_while_environments_are_made_is_an_error_of_the_const
 
 def test_pinned_workers_are_each_on_one_core() -> None:
     def cores() -> Any:
-        import os
-
         env = Counter()
         env.cores = os.sched_getaffinity(0)  # type: ignore[attr-defined]
         return env
@@ -587,8 +585,23 @@ def test_close_while_a_call_is_pending_warns_and_ends_the_workers() -> None:
     with ours(COUNTERS) as envs:
         envs.reset_async()
         with pytest.warns(UserWarning, match="pending call to `reset`"):
-            envs.close()
+            envs.close(timeout=1)
     assert not mp.active_children()
+
+
+def test_close_reaches_a_worker_that_has_not_yet_seen_what_was_asked_before() -> None:
+    with ours(COUNTERS) as envs:
+        pids = [child.pid for child in mp.active_children() if child.pid is not None]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        envs.reset_async()
+        began = time.monotonic()
+        wake = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+        wake.start()
+        with pytest.warns(UserWarning, match="pending call to `reset`"):
+            envs.close()
+        assert time.monotonic() - began < 3
+        wake.join()
 
 
 def test_close_does_not_wait_for_an_environment_that_hangs() -> None:

@@ -624,6 +624,18 @@ def test_an_environment_that_was_sent_nothing_is_truncated_at_its_next_step_when
         assert infos["_restarted"][3]
 
 
+def test_a_worker_that_was_sent_nothing_and_died_idle_is_truncated_at_its_next_step() -> None:
+    with healing(endless=True) as envs:
+        envs.reset()
+        kill(envs, 2)
+        envs.send([KILL], [2])
+        assert envs.recv(timeout=PATIENCE)[3].tolist() == [True]
+        observations, _, _, truncated, infos = envs.step(actions(6))
+        assert truncated.tolist() == [False, False, False, True, True, True]
+        assert infos["_restarted"].tolist() == truncated.tolist()
+        assert observations[4].tolist() == observation(4, 0, 0, -1).tolist()
+
+
 def test_what_was_said_in_one_recv_is_not_said_again_in_the_next() -> None:
     with healing(endless=True) as envs:
         envs.reset()

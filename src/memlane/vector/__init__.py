@@ -3,7 +3,7 @@
 from memlane.spaces import Capacity, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from memlane.vector.agents import AgentsVectorEnv
 from memlane.vector.async_vector_env import AsyncState, AsyncVectorEnv
-from memlane.vector.errors import RemoteTraceback, RestartLimit, WorkerDied, WorkerError
+from memlane.vector.errors import CallTimeout, RemoteTraceback, RestartLimit, WorkerDied, WorkerError
 from memlane.vector.make_vec import as_gymnasium_async
 from memlane.vector.tensors import as_tensors
 from memlane.vector.worker import shared_assets
@@ -12,6 +12,7 @@ __all__ = [
     "AgentsVectorEnv",
     "AsyncState",
     "AsyncVectorEnv",
+    "CallTimeout",
     "Capacity",
     "RemoteTraceback",
     "RestartLimit",

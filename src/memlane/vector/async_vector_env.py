@@ -32,7 +32,7 @@ from memlane.spaces import Column, fields_of
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector import infos as columns
 from memlane.vector.conductor import Conductor, OnError
-from memlane.vector.errors import WorkerDied
+from memlane.vector.errors import CallTimeout, WorkerDied
 from memlane.vector.messages import Failure, Ready
 from memlane.vector.observations import Observations
 from memlane.vector.steps import SEND, STEP, Plan, Steps, split
@@ -87,6 +87,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         *,
         num_workers: int | None = None,
         capacity: Any = None,
+        action_capacity: Any = None,
         info_spec: Mapping[str, FieldSpec] | None = None,
         shared_assets: Mapping[str, NDArray[Any]] | None = None,
         on_error: OnError = "raise",
@@ -101,7 +102,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         Args:
             num_workers: Processes; each runs a contiguous range of the environments. As many as there are cores unless
                 told otherwise.
-            capacity: How large the values of Graph and Sequence spaces can become; see ``memlane.spaces.Capacity``.
+            capacity: How large observations of Graph and Sequence spaces can become; see ``memlane.spaces.Capacity``.
+            action_capacity: The same for actions.
             info_spec: Numeric infos that travel in shared memory, name to (dtype, shape); the others are pickled.
             shared_assets: Arrays that every worker gets read-only, without a copy: ``memlane.vector.shared_assets()``.
             on_error: "raise" what went wrong, or "restart": only the environments that it hit are made anew and reset;
@@ -149,7 +151,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ready = self._workers.start()
         try:
             self._take_spaces(ready)
-            self._steps = self._make_steps(capacity, self._info_spec(dict(info_spec or {})))
+            self._steps = self._make_steps(capacity, action_capacity, self._info_spec(dict(info_spec or {})))
             for handle in self._workers.handles:
                 handle.bind(self._steps)
         except BaseException:
@@ -222,7 +224,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
         return given
 
-    def _make_steps(self, capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
+    def _make_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
         observation_space: Space[Any] | None = None
         registered: RegisteredColumn | None = None
         if self.shared_memory:
@@ -233,11 +235,13 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 registered = self._registered()
         action_space: Space[Any] | None = self.single_action_space
         try:
-            fields_of(self.single_action_space, 1, capacity)
+            fields_of(self.single_action_space, 1, action_capacity)
         except (CustomSpaceError, TypeError):
             action_space = None  # actions travel as messages
         ranges = [handle.envs for handle in self._workers.handles]
-        plan = Plan(self.num_envs, ranges, observation_space, action_space, registered, capacity, info_spec)
+        plan = Plan(
+            self.num_envs, ranges, observation_space, action_space, registered, capacity, action_capacity, info_spec
+        )
         self._by_message: Any = None
         if observation_space is None and registered is None:
             self._by_message = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
@@ -386,7 +390,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._begin("send")
         column = self._column("send")
         ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids)
+        if not len(ids):
+            return
         self._check_ids(ids)
+        count, _ = column.convert_batch(actions)  # checks everything before the first is stored
+        if count != len(ids):
+            raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
         singles = iterate(batch_space(self.single_action_space, len(ids)), actions)
         for env, action in zip(ids.tolist(), singles, strict=True):
@@ -394,9 +403,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._steps.asked[ids] += 1
         self._sent.update(ids.tolist())
         for handle in self._workers.handles:
-            count = np.count_nonzero((ids >= handle.envs.start) & (ids < handle.envs.stop))
-            if count:
-                self._conductor.ask(handle, SEND, int(count))
+            here = int(np.count_nonzero((ids >= handle.envs.start) & (ids < handle.envs.stop)))
+            if here:
+                self._conductor.ask(handle, SEND, here)
         self._state = AsyncState.WAITING_RECV
 
     def recv(
@@ -415,8 +424,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             try:
                 self._conductor.wait_for_more(seen, min_envs - len(ready), deadline)
             except WaitTimeout:
-                raise TimeoutError(
-                    f"The call to `recv` has timed out after {timeout} second(s); {len(ready)} of {min_envs} "
+                raise CallTimeout(
+                    f"The call to `recv` has timed out after {timeout} second(s); {len(self._ready())} of {min_envs} "
                     "environments are ready."
                 ) from None
 
@@ -431,10 +440,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         mine = ids.tolist()
         owners = [handle for handle in self._workers.handles if any(env in handle.envs for env in mine)]
         try:
-            self._conductor.hear(owners)
+            self._conductor.hear(owners, None)
         except WorkerDied as death:  # in the middle of what it had to say
             self._conductor.heal(death)
-            self._conductor.hear(owners)
+            self._conductor.hear(owners, None)
         failures = []
         for messages in self._conductor.heard.values():
             for message in messages:
@@ -454,7 +463,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
 
     def _declared_by(self, env: int) -> dict[str, Any]:
-        return {key: values[env].copy() for key, (values, told) in self._steps.infos.items() if told[env]}
+        return {key: column.rows[env].copy() for key, (column, told) in self._steps.infos.items() if told[env]}
 
     def _some(self, ids: NDArray[np.int64]) -> Any:
         column = self._steps.observations
@@ -573,7 +582,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             heard = self._conductor.finish(deadline)
         except WaitTimeout:
-            raise TimeoutError(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
+            raise CallTimeout(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
         except Exception:
             self._state = AsyncState.DEFAULT
             raise
@@ -615,8 +624,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _declared(self) -> list[columns.Columns]:
         """What was declared in ``info_spec``, as the columns that messages have."""
         found: columns.Columns = {}
-        for key, (values, told) in self._steps.infos.items():
-            here = np.flatnonzero(told)
+        for key, (column, told) in self._steps.infos.items():
+            values, here = column.rows, np.flatnonzero(told)
             if len(here):
                 found[key] = columns.Column(here.tolist(), "numbers" if values.ndim == 1 else "arrays", values[here])
         return [found] if found else []

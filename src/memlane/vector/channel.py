@@ -1,7 +1,8 @@
 """Channel: messages between parent and worker, of any length, in a stream.
 
 Python's own ``Connection`` blocks for ever in the middle of a message when the other side stops there. Here every wait
-has a deadline and watches the other process.
+has a deadline and watches the other process, and a message that was read in part when the time was over is read on by
+the next call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection
 from memlane.core import Peer, WaitTimeout
 
 _LENGTH = struct.Struct("<q")
+_MOST_AT_ONCE = 1 << 20
 
 
 class Channel:
@@ -23,6 +25,8 @@ class Channel:
     def __init__(self, connection: Connection, peer: Peer | None = None) -> None:
         self.connection = connection
         self.peer = peer
+        self._arrived = bytearray()
+        self._posted = bytearray()
         os.set_blocking(connection.fileno(), False)
         self._poll_in = select.poll()
         self._poll_in.register(connection.fileno(), select.POLLIN)
@@ -35,26 +39,48 @@ class Channel:
             poll.register(peer.fileno(), select.POLLIN)
 
     def send(self, message: bytes, timeout: float | None = None) -> None:
+        """Returns when the other side has taken all of it, or the kernel for it."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        left = memoryview(_LENGTH.pack(len(message)) + message)
-        while left:
-            try:
-                left = left[os.write(self.connection.fileno(), left) :]
-            except BlockingIOError:
-                self._wait(self._poll_out, deadline, "could take a message")
-            except (BrokenPipeError, ConnectionResetError):
-                raise self._ended("was sending it a message") from None
+        self.post(message)
+        while self._posted:
+            self._wait(self._poll_out, deadline, "could take a message")
+            self._write()
+
+    def post(self, message: bytes) -> None:
+        """``send`` as much as goes without waiting; the rest goes with what is sent next."""
+        self._posted += _LENGTH.pack(len(message)) + message
+        self._write()
+
+    def flush(self) -> None:
+        """Send what was posted."""
+        while self._posted:
+            self._wait(self._poll_out, None, "could take a message")
+            self._write()
 
     def receive(self, timeout: float | None = None) -> bytes:
         deadline = None if timeout is None else time.monotonic() + timeout
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
-        return self._read(length, deadline)
+        self._read(_LENGTH.size, deadline)
+        (length,) = _LENGTH.unpack_from(self._arrived)
+        self._read(_LENGTH.size + length, deadline)
+        message = bytes(self._arrived[_LENGTH.size : _LENGTH.size + length])
+        del self._arrived[: _LENGTH.size + length]
+        return message
 
-    def _read(self, count: int, deadline: float | None) -> bytes:
-        parts = []
-        while count:
+    def _write(self) -> None:
+        try:
+            while self._posted:
+                del self._posted[: os.write(self.connection.fileno(), self._posted)]
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):
+            self._posted.clear()
+            raise self._ended("was sending it a message") from None
+
+    def _read(self, count: int, deadline: float | None) -> None:
+        """Until so many bytes have arrived."""
+        while len(self._arrived) < count:
             try:
-                part = os.read(self.connection.fileno(), min(count, 1 << 20))
+                part = os.read(self.connection.fileno(), min(count - len(self._arrived), _MOST_AT_ONCE))
             except BlockingIOError:
                 self._wait(self._poll_in, deadline, "sent a message")
                 continue
@@ -62,9 +88,7 @@ class Channel:
                 part = b""
             if not part:
                 raise self._ended("waited for its message")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            self._arrived += part
 
     def _wait(self, poll: select.poll, deadline: float | None, until: str) -> None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import cloudpickle  # type: ignore[import-untyped]
 from gymnasium import logger
 
 from memlane import _native
 from memlane.core import WaitTimeout
 from memlane.vector.errors import RestartLimit, WorkerDied
-from memlane.vector.messages import Message, dumps
+from memlane.vector.messages import Message, for_worker
 from memlane.vector.steps import MESSAGE, Steps
 from memlane.vector.workers import Handle, Peers, Workers
 
 OnError = Literal["raise", "restart"]
+_LOOK_AGAIN_SECONDS = 0.05
 
 
 class Conductor:
@@ -72,7 +74,7 @@ class Conductor:
 
     def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
         """A command that is a message, to each worker."""
-        pickled = [dumps(message) for message in messages]  # all of them before any is sent: one may refuse
+        pickled = [for_worker(message) for message in messages]  # all of them before any is sent: one may refuse
         for handle, message, content in zip(self.handles, messages, pickled, strict=True):
             handle.message = message
             handle.ask(MESSAGE, self._cell)
@@ -89,7 +91,7 @@ class Conductor:
         while True:
             self._wait(deadline)
             try:
-                self.hear(self.handles)
+                self.hear(self.handles, deadline)
                 break
             except WorkerDied as death:  # in the middle of what it had to say
                 self.heal(death)
@@ -116,26 +118,36 @@ class Conductor:
             self._wait(None)
 
     def _wait(self, deadline: float | None) -> None:
+        began = time.monotonic()
         while True:
-            if not self._uneven:
-                try:
+            try:
+                if not self._uneven:
                     self._arrive(self._due, deadline, self.workers.peers)
                     return
-                except WorkerDied as death:
-                    self.heal(death)
-            # The count is off: each worker is looked at, after each arrival.
-            seen = self.quorum.arrived
-            busy = [handle for handle in self.handles if handle.pending]
-            if not busy:
-                self.settle()
-                return
-            try:
-                self._arrive(seen + 1, deadline, Peers(busy))
+                # The count is off: each worker is looked at.
+                seen = self.quorum.arrived
+                busy = [handle for handle in self.handles if handle.pending]
+                if not busy:
+                    self.settle()
+                    return
+                self._look_again(seen, busy, began, deadline)
             except WorkerDied as death:
                 self.heal(death)
+                began = time.monotonic()
+
+    def _look_again(self, seen: int, busy: list[Handle], began: float, deadline: float | None) -> None:
+        """Wait for the next arrival, but not for long: one of the busy may have nothing to arrive for, and only has to
+        find that what was sent to it is done."""
+        now = time.monotonic()
+        if self.step_timeout is not None and now - began > self.step_timeout:
+            raise self._gave_up(busy[0])
+        if deadline is not None and now >= deadline:
+            raise WaitTimeout("the time was over before all workers had finished")
+        with contextlib.suppress(WaitTimeout):
+            self.quorum.wait(seen + 1, _LOOK_AGAIN_SECONDS, Peers(busy))
 
     def _arrive(self, until: int, deadline: float | None, peers: Peers) -> None:
-        """Wait for arrivals. A worker that takes longer than ``step_timeout`` is killed, and dead like any other."""
+        """Wait for arrivals, for ``step_timeout`` at most."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         limit = self.step_timeout
         if limit is None or (left is not None and left <= limit):
@@ -144,25 +156,47 @@ class Conductor:
         try:
             self.quorum.wait(until, limit, peers)
         except WaitTimeout:
-            hung = next((peer for peer in peers if peer.handle.pending), None)
-            if hung is None:
-                return  # it came at the last moment
-            hung.handle.kill()
-            raise hung.handle.died(
-                f"{hung.name} (pid {hung.pid}) did not answer for step_timeout={limit:g} s and was killed"
-            ) from None
+            for peer in peers:
+                if peer.handle.pending:
+                    raise self._gave_up(peer.handle) from None
+            # else it came at the last moment
 
-    def hear(self, handles: list[Handle]) -> None:
+    def hear(self, handles: list[Handle], deadline: float | None) -> None:
         """Read the messages that workers have announced."""
+        unreadable: Exception | None = None
         for handle in handles:
-            if handle.silent:
-                continue
-            for message in handle.hear(self.step_timeout):
+            while not handle.silent:
+                content = self._hear(handle, deadline)
+                try:
+                    message: Message = cloudpickle.loads(content)
+                except Exception as error:  # all the others are read first: nothing is left over for the next call
+                    unreadable = error
+                    continue
                 self.heard.setdefault(handle.worker, []).append(message)
                 if "restarted" in message.infos and not handle.reviving:
                     for cause in message.infos["restarted"].values:
                         self._count_restart(cause)
-            handle.reviving = False
+                handle.reviving = False
+        if unreadable is not None:
+            self.heard.clear()
+            unreadable.add_note("while this process unpickled what a worker had returned")
+            raise unreadable
+
+    def _hear(self, handle: Handle, deadline: float | None) -> bytes:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        limit = self.step_timeout
+        if limit is None or (left is not None and left <= limit):
+            return handle.hear(left)
+        try:
+            return handle.hear(limit)
+        except WaitTimeout:
+            raise self._gave_up(handle) from None
+
+    def _gave_up(self, handle: Handle) -> WorkerDied:
+        """A worker that hangs is killed, and dead like any other."""
+        handle.kill()
+        who = f"{handle.peer.name} (pid {handle.peer.pid})"
+        return handle.died(f"{who} did not answer for step_timeout={self.step_timeout:g} s and was killed")
 
     # ----------------------------------------------------------------------------------------------------- healing
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memlane.core import MemlaneError, Peer, PeerDied
+import multiprocessing
+
+from memlane.core import MemlaneError, Peer, PeerDied, WaitTimeout
 
 
 class WorkerDied(PeerDied):
@@ -13,6 +15,10 @@ class WorkerDied(PeerDied):
         super().__init__(message, peer=peer)
         self.worker = worker
         self.envs = envs
+
+
+class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
+    """The workers did not answer in time. The call stays pending: the same ``_wait`` may be called again."""
 
 
 class RestartLimit(MemlaneError, RuntimeError):

@@ -72,8 +72,11 @@ def _packed(key: str, envs: list[int], values: list[Any]) -> Column:
     if key == "final_obs":  # observations may be of any kind; Gymnasium hands them out one by one
         return Column(envs, "objects", values)
     if all(map(_is_number, types)):
+        dtype = _common(types)
         try:
-            return Column(envs, "numbers", np.array(values, np.result_type(*types)))
+            return (
+                Column(envs, "objects", values) if dtype is None else Column(envs, "numbers", np.array(values, dtype))
+            )
         except OverflowError:  # a whole number of more than 64 bits
             return Column(envs, "objects", values)
     if all(issubclass(kind, dict) for kind in types):
@@ -81,6 +84,13 @@ def _packed(key: str, envs: list[int], values: list[Any]) -> Column:
     if types == {np.ndarray} and len({value.shape for value in values}) == 1 and not values[0].dtype.hasobject:
         return Column(envs, "arrays", np.stack(values))
     return Column(envs, "objects", values)
+
+
+def _common(kinds: Iterable[Any]) -> np.dtype[Any] | None:
+    """The dtype that holds them all; None if whole numbers would become floats, which lose digits."""
+    dtypes = [np.dtype(kind) for kind in kinds]
+    common = np.result_type(*dtypes)
+    return None if common.kind == "f" and all(dtype.kind in "iub" for dtype in dtypes) else common
 
 
 def _is_number(kind: type) -> bool:
@@ -92,11 +102,12 @@ def _merged(num_envs: int, columns: list[Column]) -> Any:
     if kinds == {"dicts"}:
         return merge(num_envs, [column.values for column in columns])
     if kinds in ({"numbers"}, {"arrays"}) and len({column.values.shape[1:] for column in columns}) == 1:
-        dtype = np.result_type(*(column.values.dtype for column in columns))
-        array = np.zeros((num_envs, *columns[0].values.shape[1:]), dtype)
-        for column in columns:
-            array[column.envs] = column.values
-        return array
+        dtype = _common({column.values.dtype for column in columns})
+        if dtype is not None:
+            array = np.zeros((num_envs, *columns[0].values.shape[1:]), dtype)
+            for column in columns:
+                array[column.envs] = column.values
+            return array
     objects: NDArray[Any] = np.full(num_envs, None, object)
     for column in columns:
         for env, info in unpack({"it": column}).items():

@@ -16,8 +16,13 @@ from memlane.vector.errors import RemoteTraceback, WorkerError
 from memlane.vector.infos import Columns
 
 
-def dumps(message: object) -> bytes:
-    """Plain pickle where it works, which is fast; cloudpickle for what was defined in ``__main__`` or a notebook."""
+def for_worker(message: object) -> bytes:
+    """What the main script defined goes by value: a worker does not import that script."""
+    return cloudpickle.dumps(message)  # type: ignore[no-any-return]
+
+
+def for_parent(message: object) -> bytes:
+    """Plain pickle where it works, which is fast; cloudpickle for what came by value."""
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -45,7 +50,7 @@ class Failure:
         travels: BaseException | None = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         try:
-            if type(pickle.loads(dumps(error))) is not type(error):
+            if type(pickle.loads(for_parent(error))) is not type(error):
                 travels = None
         except BaseException:
             travels = None

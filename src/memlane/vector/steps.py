@@ -23,16 +23,29 @@ from itertools import pairwise
 from typing import Any
 
 from gymnasium import Space
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, column_of, fields_of
+from memlane.spaces.arrays import ArrayColumn
 from memlane.spaces.registered import RegisteredColumn
 
-STEP, SEND, MESSAGE = range(3)
-"""Commands: step all environments; step those that are asked; read a message."""
+STEP, SEND, MESSAGE, CLOSE = range(4)
+"""Commands: step all environments; step those that are asked; read a message; end."""
+
+
+def pack_command(number: int, cell: int, order: int) -> int:
+    """A command as one word, which cannot be seen half old and half new: the value of ``go`` that it belongs to, the
+    cell of the quorum to arrive in, and what to do."""
+    return number << 8 | cell << 4 | order
+
+
+def unpack_command(word: int) -> tuple[int, int, int]:
+    return word >> 8, word >> 4 & 15, word & 15
+
 
 THROUGH, STEPS, TOLD, FINISHED = range(4)
 """A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that
@@ -54,6 +67,7 @@ class Plan:
     registered: RegisteredColumn | None = None
     """Where observations lie whose space a user registered."""
     capacity: Any = None
+    action_capacity: Any = None
     info_spec: Mapping[str, FieldSpec] = field(default_factory=dict)
 
     def layout(self) -> Layout:
@@ -69,9 +83,12 @@ class Plan:
             "terminated": ("bool", n),
             "truncated": ("bool", n),
         }
-        for part, space in (("observation", self.observation_space), ("action", self.action_space)):
+        for part, space, capacity in (
+            ("observation", self.observation_space, self.capacity),
+            ("action", self.action_space, self.action_capacity),
+        ):
             if space is not None:
-                for name, spec in fields_of(space, n, self.capacity).items():
+                for name, spec in fields_of(space, n, capacity).items():
                     fields[f"{part}.{name}"] = spec
         for key, (dtype, shape) in self.info_spec.items():
             fields[f"info.{key}"] = (dtype, (n, *(shape if isinstance(shape, tuple) else (shape,))))
@@ -98,7 +115,7 @@ class Steps:
         self.truncated = segment["truncated"]
         self.observations = self._column("observation", plan.observation_space) or plan.registered
         self.actions = self._column("action", plan.action_space)
-        self.infos = {key: (segment[f"info.{key}"], segment[f"told.{key}"]) for key in plan.info_spec}
+        self.infos = {key: (_unbounded(key, segment[f"info.{key}"]), segment[f"told.{key}"]) for key in plan.info_spec}
 
     @classmethod
     def create(cls, plan: Plan) -> Steps:
@@ -120,6 +137,11 @@ class Steps:
 
     def close(self) -> None:
         self.segment.close()
+
+
+def _unbounded(key: str, rows: NDArray[Any]) -> ArrayColumn:
+    """Rows of numbers of any size; what does not fit into the dtype is an error all the same."""
+    return ArrayColumn(Box(0, 1, rows.shape[1:], rows.dtype.type), rows, f"info {key}")
 
 
 def address(array: NDArray[Any]) -> int:

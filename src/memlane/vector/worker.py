@@ -1,6 +1,6 @@
 """The worker: a process that builds some environments, and steps them when it is told to.
 
-Every environment is built, stepped and closed by one thread. The loop ends with the message "close" or with the parent:
+Every environment is built, stepped and closed by one thread. The loop ends when it is told to, or with the parent:
 a worker whose parent dies is gone within a second, whatever its environments do.
 """
 
@@ -25,9 +25,9 @@ from memlane.core import Peer, Segment
 from memlane.core.liveness import die_with
 from memlane.vector import infos as columns
 from memlane.vector.channel import Channel
-from memlane.vector.messages import Failure, Message, Ready, dumps
+from memlane.vector.messages import Failure, Message, Ready, for_parent
 from memlane.vector.outcomes import Outcomes
-from memlane.vector.steps import FINISHED, SEND, STEP, THROUGH, TOLD, Steps
+from memlane.vector.steps import CLOSE, FINISHED, SEND, STEP, STEPS, THROUGH, TOLD, Steps, unpack_command
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -62,9 +62,9 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
         try:
             make: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
             envs.extend(build() for build in make)
-            channel.send(dumps(_introduce(envs)))
+            channel.send(for_parent(_introduce(envs)))
         except BaseException as error:
-            channel.send(dumps(Failure.of(error, task.worker, task.envs.start + len(envs), 0)))
+            channel.send(for_parent(Failure.of(error, task.worker, task.envs.start + len(envs), 0)))
             return
         steps: Steps | None = cloudpickle.loads(channel.receive())
         if steps is None:  # the parent did not like what we are
@@ -73,8 +73,9 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
     except EOFError:
         pass  # the parent has gone without a word
     finally:
-        for env in envs:
-            env.close()
+        with contextlib.ExitStack() as closing:  # all of them, even if one raises
+            for env in envs:
+                closing.callback(env.close)
 
 
 _assets: dict[str, Any] = {}
@@ -86,9 +87,11 @@ def shared_assets() -> dict[str, Any]:
 
 
 def _read_only(segment: Segment) -> Any:
-    view = segment["array"].view()
-    view.flags.writeable = False
-    return view
+    """Mapped so that nobody in this process can write, and only so."""
+    field = segment.layout["array"]
+    mapping, at = segment.alias(field.offset, field.nbytes, writeable=False)
+    segment.close()
+    return np.ndarray(field.shape, field.dtype, memoryview(mapping), at)
 
 
 def _introduce(envs: list[Env[Any, Any]]) -> Ready:
@@ -106,6 +109,12 @@ def _place(known: list[Space[Any]], space: Space[Any]) -> int:
             return place
     known.append(space)
     return len(known) - 1
+
+
+_ENDED = (
+    "environment {} has ended, and with AutoresetMode.DISABLED it is the caller who resets it: "
+    "reset(options={{'reset_mask': mask}})"
+)
 
 
 class Worker:
@@ -132,10 +141,10 @@ class Worker:
         self.by_message = steps.observations is None
         self.observed: dict[int, Any] = {}
         self.due = [False] * len(envs)
-        """Which are to be reset at their next step."""
+        """Which have ended and are to be reset: at their next step, or by the user."""
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[Failure] = []
-        self.declared = list(steps.infos.items())
+        self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
         mine = slice(task.envs.start, task.envs.stop)
         self.take_actions: Callable[[], Iterable[Any]]
         self.take_action: Callable[[int], Iterable[Any]]
@@ -154,20 +163,30 @@ class Worker:
         begin = seen = go.value
         self._tell(None)  # bound: the parent may begin
         while True:
-            seen = go.wait(seen + 1)
-            self.command_number = seen - begin  # more than one at a time when actions were sent in several calls
-            order = command[0]
-            self.quorum = self.steps.quorums[command[1]]
+            seen += 1
+            go.wait(seen)
+            self.command_number = seen - begin
+            number, cell, order = unpack_command(int(command[0]))
+            self.quorum = self.steps.quorums[cell]
             self.progress[THROUGH] = 0
-            if order == STEP:
+            if order == CLOSE:
+                return
+            if order == SEND:
+                self._send()
+            elif number != seen:
+                # What was sent then has been done with what was sent before it; the command is a later one's.
+                self.progress[FINISHED] = self.command_number
+            elif order == STEP:
                 self.step(range(len(self.envs)), self.take_actions())
                 self._finish(len(self.envs))
-            elif order == SEND:
-                self._send()
             else:
-                name, *arguments = cloudpickle.loads(self.channel.receive())
-                if name == "close":
-                    return
+                content = self.channel.receive()
+                try:
+                    name, *arguments = cloudpickle.loads(content)
+                except Exception as error:
+                    self.failures.append(Failure.of(error, self.worker, self.first, int(self.progress[STEPS])))
+                    self._finish(len(self.envs))
+                    continue
                 self._finish(len(self.envs), self._obey(name, arguments))
 
     # ------------------------------------------------------------------------------------------------------- steps
@@ -177,17 +196,19 @@ class Worker:
         for k, action in zip(which, actions, strict=False):
             try:
                 if due[k]:
+                    if mode is AutoresetMode.DISABLED:
+                        raise AssertionError(_ENDED.format(self.first + k))
                     due[k] = False
                     observation, info = envs[k].reset()
                     reward, terminated, truncated = 0.0, False, False
                 else:
                     observation, reward, terminated, truncated, info = envs[k].step(action)  # type: ignore[assignment]
                     if terminated or truncated:
-                        if mode is AutoresetMode.NEXT_STEP:
+                        if mode is not AutoresetMode.SAME_STEP:
                             due[k] = True
-                        elif mode is AutoresetMode.SAME_STEP:
-                            # A copy: environments that reuse their buffer overwrite it in reset().
-                            final = {"final_info": info, "final_obs": deepcopy(observation)}
+                        else:
+                            # Copies: environments that reuse their buffers overwrite them in reset().
+                            final = {"final_info": dict(info), "final_obs": deepcopy(observation)}
                             observation, info = envs[k].reset()
                             info = {**final, **info}
                 if self.by_message:
@@ -211,27 +232,28 @@ class Worker:
             answered[first + k] = asked[first + k]
             self.quorum.arrive(1)
             if message is not None:
-                self.channel.send(message)
+                self.channel.post(message)  # the parent may read it only when more have arrived
+        self.channel.flush()
         self.progress[FINISHED] = self.command_number
 
     def _note(self, k: int, info: dict[str, Any]) -> None:
         if self.declared:
             info = dict(info)
-            for key, (values, told) in self.declared:
+            for key, column, told in self.declared:
                 told[self.first + k] = key in info
                 if key in info:
-                    values[self.first + k] = info.pop(key)
+                    column.write(self.first + k, info.pop(key))
         if info:
             self.infos.append((self.first + k, info))
 
     def _fail(self, k: int, error: Exception) -> None:
-        failure = Failure.of(error, self.worker, self.first + k, int(self.progress[1]))
+        failure = Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS]))
         if self.heal:
             try:
                 self._remake(k, failure)
                 return
             except Exception as worse:
-                failure = Failure.of(worse, self.worker, self.first + k, int(self.progress[1]))
+                failure = Failure.of(worse, self.worker, self.first + k, int(self.progress[STEPS]))
         self.failures.append(failure)
 
     def _remake(self, k: int, failure: Failure) -> None:
@@ -244,7 +266,7 @@ class Worker:
 
     def _truncate(self, k: int, cause: str, observation: Any, info: dict[str, Any], last: list[Any] | None) -> None:
         """The k-th environment has been made anew: what was its episode ends as one that was cut off."""
-        self.due[k] = self.mode is AutoresetMode.NEXT_STEP
+        self.due[k] = self.mode is not AutoresetMode.SAME_STEP
         if self.mode is AutoresetMode.SAME_STEP:
             info = {"final_info": {}, "final_obs": last[k] if last is not None else None, **info}
         if self.by_message:
@@ -258,6 +280,8 @@ class Worker:
         match name:
             case "reset":
                 seeds, options = arguments
+                for _, _, told in self.declared:
+                    told[self.first : self.first + len(self.envs)] = False
                 for k, seed in seeds:
                     try:
                         observation, info = self.envs[k].reset(seed=seed, options=options)
@@ -302,7 +326,7 @@ class Worker:
                 results.append(do(self.envs[k]))
             except Exception as error:
                 results.append(None)
-                self.failures.append(Failure.of(error, self.worker, self.first + k, int(self.progress[1])))
+                self.failures.append(Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS])))
         return results
 
     def _finish(self, arrivals: int, result: Any = None) -> None:
@@ -320,15 +344,15 @@ class Worker:
             return None
         packed = columns.pack(self.infos) if self.infos else {}
         try:
-            message = dumps(Message(packed, self.observed, result, self.failures))
+            message = for_parent(Message(packed, self.observed, result, self.failures))
         except Exception as error:
-            failure = Failure.of(error, self.worker, self.first, int(self.progress[1]))
-            message = dumps(Message({}, {}, None, [*self.failures, failure]))
+            failure = Failure.of(error, self.worker, self.first, int(self.progress[STEPS]))
+            message = for_parent(Message({}, {}, None, [*self.failures, failure]))
         self.infos, self.observed, self.failures = [], {}, []
         return message
 
     def _tell(self, message: Any) -> None:
-        self.channel.send(dumps(message))
+        self.channel.send(for_parent(message))
 
 
 def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

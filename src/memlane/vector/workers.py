@@ -25,8 +25,8 @@ from memlane.core import Peer, Segment
 from memlane.core.liveness import signal_name
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
-from memlane.vector.messages import Failure, Ready, dumps
-from memlane.vector.steps import FINISHED, MESSAGE, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.messages import Failure, Ready, for_worker
+from memlane.vector.steps import CLOSE, FINISHED, STEPS, THROUGH, TOLD, Steps, pack_command
 from memlane.vector.worker import THREAD_LIMITS, Task, work
 
 _QUIET_SECONDS = 3.0
@@ -115,7 +115,7 @@ class Handle:
         self.receive()
 
     def send(self, message: object, timeout: float | None = None) -> None:
-        self.channel.send(dumps(message), timeout)
+        self.channel.send(for_worker(message), timeout)
 
     def receive(self, timeout: float | None = None) -> Any:
         return cloudpickle.loads(self.channel.receive(timeout))
@@ -123,8 +123,7 @@ class Handle:
     def ask(self, command: int, cell: int) -> None:
         assert self.steps is not None
         self.asked += 1
-        self._command[0] = command
-        self._command[1] = cell
+        self._command[0] = pack_command(self._go.value + 1, cell, command)
         self._go.add(1)
 
     @property
@@ -137,12 +136,11 @@ class Handle:
         """Whether it has announced no message that was not heard."""
         return bool(self._progress[TOLD] == self.heard)
 
-    def hear(self, timeout: float | None = None) -> Iterator[Any]:
-        """The messages that the worker has announced."""
-        while self.heard < self._progress[TOLD]:
-            message = self.receive(timeout)
-            self.heard += 1
-            yield message
+    def hear(self, timeout: float | None) -> bytes:
+        """The next message that the worker has announced."""
+        message = self.channel.receive(timeout)
+        self.heard += 1
+        return message
 
     def died(self, obituary: str, waiting: str = "") -> WorkerDied:
         """The error that says everything."""
@@ -277,8 +275,7 @@ class Workers:
         """Ask every worker to end; kill those that do not."""
         for handle in self.handles:
             with contextlib.suppress(Exception):
-                handle.ask(MESSAGE, 0)
-                handle.send(("close",), timeout=1)
+                handle.ask(CLOSE, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
         for handle in self.handles:
             if handle.process is not None:
