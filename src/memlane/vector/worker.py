@@ -44,6 +44,8 @@ class Task:
     heal: bool
     """Whether an environment that raises is made anew here."""
     core: int | None
+    spins: bool
+    """Whether it may spin before it sleeps: not when there are more workers than cores."""
     assets: dict[str, Segment] = field(default_factory=dict)
 
 
@@ -131,6 +133,7 @@ class Worker:
         self.worker = task.worker
         self.first = task.envs.start
         self.heal = task.heal
+        self.spins = task.spins
         self.mode = task.autoreset_mode
         self.make = make
         self.envs = envs
@@ -160,6 +163,8 @@ class Worker:
 
     def loop(self) -> None:
         go, command = self.steps.go[self.worker], self.steps.command[self.worker]
+        if not self.spins:
+            go.spin_limit_ns = 0
         begin = seen = go.value
         self._tell(None)  # bound: the parent may begin
         while True:

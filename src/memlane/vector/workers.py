@@ -217,6 +217,7 @@ class Workers:
                     autoreset_mode,
                     heal,
                     cores[worker % len(cores)] if pin else None,
+                    len(ranges) <= len(cores),
                     assets,
                 ),
             )
