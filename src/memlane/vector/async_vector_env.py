@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import gymnasium.vector.async_vector_env
@@ -166,6 +165,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_window=restart_window,
             step_timeout=step_timeout,
         )
+        self._conductor.sent = self._sent
 
     @property
     def restarts(self) -> int:
@@ -403,6 +403,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._steps.asked[ids] += 1
         self._sent.update(ids.tolist())
         for handle in self._workers.handles:
+            handle.message = None  # what came before is over, also for those that are not asked now
             here = int(np.count_nonzero((ids >= handle.envs.start) & (ids < handle.envs.stop)))
             if here:
                 self._conductor.ask(handle, SEND, here)
@@ -439,11 +440,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
         mine = ids.tolist()
         owners = [handle for handle in self._workers.handles if any(env in handle.envs for env in mine)]
-        try:
-            self._conductor.hear(owners, None)
-        except WorkerDied as death:  # in the middle of what it had to say
-            self._conductor.heal(death)
-            self._conductor.hear(owners, None)
+        while True:
+            try:
+                if len(mine) == len(self._sent):
+                    self._conductor.settle()
+                self._conductor.hear(owners, None)
+                break
+            except WorkerDied as death:  # in the middle of what it had to say
+                self._conductor.heal(death)
         failures = []
         for messages in self._conductor.heard.values():
             for message in messages:
@@ -455,11 +459,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._sent.difference_update(mine)
         if not self._sent:
             self._state = AsyncState.DEFAULT
-            self._conductor.settle()
         self._raise_failures(failures, AsyncState.WAITING_RECV)
         steps = self._steps
         told = [(row, {**self._told.pop(env, {}), **self._declared_by(env)}) for row, env in enumerate(mine)]
         infos = columns.merge(len(ids), [columns.pack(told)])
+        self._keep_last(mine)
         return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
 
     def _declared_by(self, env: int) -> dict[str, Any]:
@@ -601,7 +605,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
         for failure in failures:
             logger.error(f"Received the following error from Worker-{failure.env} - Shutting it down")
-            logger.error(failure.trace)
+            logger.error("%s", failure.trace)
         if failures:
             logger.error("Raising the last exception back to the main process.")
             last = failures[-1]
@@ -614,12 +618,20 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _batch(self) -> Any:
         if self._steps.observations is None:
+            if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                self._conductor.last_observations = deepcopy(self._single)
             batch = concatenate(self.single_observation_space, self._single, self._by_message)
             return deepcopy(batch) if self.copy else batch
         if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
             batch = self._steps.observations.read(copy=True)
-            self._conductor.last_observations = partial(_singly, self.observation_space, batch)
+            self._conductor.last_observations = list(iterate(self.observation_space, batch))
         return self._observations.batch()
+
+    def _keep_last(self, envs: list[int]) -> None:
+        column, last = self._steps.observations, self._conductor.last_observations
+        if last is not None:
+            for env in envs:
+                last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
 
     def _declared(self) -> list[columns.Columns]:
         """What was declared in ``info_spec``, as the columns that messages have."""
@@ -646,10 +658,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if not self.closed and hasattr(self, "_observations"):
             self.close(terminate=True)
-
-
-def _singly(space: Space[Any], batch: Any) -> list[Any]:
-    return list(iterate(space, batch))
 
 
 def _number_of_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -49,8 +49,10 @@ class Conductor:
         self.restarts = 0
         self.heard: dict[int, list[Message]] = {}
         """What workers have said since this was last emptied."""
-        self.last_observations: Callable[[], list[Any]] | None = None
+        self.last_observations: list[Any] | None = None
         """Those that were last handed out, one for each environment, where a restart needs them."""
+        self.sent: set[int] = set()
+        """Environments whose steps were sent and not received yet."""
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._restart_times: deque[float] = deque()
@@ -111,10 +113,20 @@ class Conductor:
         """Everybody has finished. If the count is off, count anew in the other cell: a worker that has finished may not
         have arrived yet, so all arrive there once, and whoever has done that has arrived in the old one before."""
         while self._uneven:
+            # Whoever has a long message waits for somebody to read it, and does nothing else before.
+            try:
+                self.hear(self.handles, None)
+            except WorkerDied as death:
+                self.heal(death)
+                self._wait(None)
+                continue
             self._uneven = False
             self._cell ^= 1
             self._due = self.quorum.arrived
+            asked = [handle.message for handle in self.handles]
             self.tell([("nothing",)] * len(self.handles))
+            for handle, message in zip(self.handles, asked, strict=True):
+                handle.message = message  # should it die now, that is what it is to do again
             self._wait(None)
 
     def _wait(self, deadline: float | None) -> None:
@@ -173,10 +185,8 @@ class Conductor:
                     unreadable = error
                     continue
                 self.heard.setdefault(handle.worker, []).append(message)
-                if "restarted" in message.infos and not handle.reviving:
-                    for cause in message.infos["restarted"].values:
-                        self._count_restart(cause)
-                handle.reviving = False
+                for cause in message.remade:
+                    self._count_restart(cause)
         if unreadable is not None:
             self.heard.clear()
             unreadable.add_note("while this process unpickled what a worker had returned")
@@ -204,7 +214,7 @@ class Conductor:
         """A worker is dead: raise that, or put another in its place."""
         handle = self.handles[death.worker]
         if self.on_error == "raise":
-            logger.error(str(death))
+            logger.error("%s", str(death))
             self.broken = str(death)
             raise death
         self._uneven = True
@@ -225,15 +235,20 @@ class Conductor:
     def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
         """Bring a new worker to where the old one was: its environments are reset and truncated; or, when the old one
         had been told something, it is told again."""
-        handle.reviving = True
-        if message is None or message[0] != "reset":
-            handle.ask(MESSAGE, self._cell)
-            last = self.last_observations and self.last_observations()[handle.envs.start : handle.envs.stop]
-            handle.send(("revive", cause, last), self.step_timeout)
-            while handle.pending:
-                seen = self.quorum.arrived
-                if handle.pending:
-                    self._arrive(seen + 1, None, Peers([handle]))
+        stepping = message is None or message[0] == "step"
+        now = [k for k, env in enumerate(handle.envs) if stepping and (not self.sent or env in self.sent)]
+        last = self.last_observations and self.last_observations[handle.envs.start : handle.envs.stop]
+        handle.ask(MESSAGE, self._cell)
+        handle.send(("revive", cause, last, now), self.step_timeout)
+        while handle.pending:
+            seen = self.quorum.arrived
+            if handle.pending:
+                self._arrive(seen + 1, None, Peers([handle]))
+        if message is not None and message[0] == "reset":
+            for k, seed in message[1]:
+                handle.seeds[k] = seed
+        if stepping:
+            message = None  # made good by the truncation
         envs = slice(handle.envs.start, handle.envs.stop)
         self.steps.answered[envs] = self.steps.asked[envs]
         handle.message = message
@@ -247,7 +262,7 @@ class Conductor:
         self._restart_times.append(now)
         while now - self._restart_times[0] > self._restart_window:
             self._restart_times.popleft()
-        logger.warn(f"restart {self.restarts}: {cause}")
+        logger.warn("%s", f"restart {self.restarts}: {cause}")
         if len(self._restart_times) > self._max_restarts:
             self.broken = (
                 f"{len(self._restart_times)} restarts within {self._restart_window:g} s are more than "

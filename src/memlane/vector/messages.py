@@ -94,3 +94,5 @@ class Message:
     """Observations that do not lie in shared memory, by environment."""
     result: Any
     failures: list[Failure]
+    remade: list[str]
+    """Why environments were made anew in the worker, one for each."""

@@ -145,6 +145,13 @@ class Worker:
         self.observed: dict[int, Any] = {}
         self.due = [False] * len(envs)
         """Which have ended and are to be reset: at their next step, or by the user."""
+        self.owed: dict[int, tuple[str, Any]] = {}
+        """Those that were made anew outside of a step, with the cause and the last observation handed out: their next
+        step tells it."""
+        self.remade: list[str] = []
+        self.last: dict[int, Any] = {}
+        """The last observations, where they are not in shared memory and may be needed as final ones."""
+        self.keeps_last = self.heal and self.by_message and self.mode is AutoresetMode.SAME_STEP
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[Failure] = []
         self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
@@ -201,6 +208,9 @@ class Worker:
         for k, action in zip(which, actions, strict=False):
             try:
                 if due[k]:
+                    if k in self.owed:
+                        self._truncate(k, *self.owed[k])
+                        continue
                     if mode is AutoresetMode.DISABLED:
                         raise AssertionError(_ENDED.format(self.first + k))
                     due[k] = False
@@ -217,7 +227,7 @@ class Worker:
                             observation, info = envs[k].reset()
                             info = {**final, **info}
                 if self.by_message:
-                    self.observed[self.first + k] = observation
+                    self._observe(k, observation)
                 if not put(k, observation, reward, terminated, truncated):
                     self.outcomes.put(k, observation, reward, terminated, truncated)
                 if info or self.declared:
@@ -230,6 +240,7 @@ class Worker:
         asked, answered, first = self.steps.asked, self.steps.answered, self.first
         mine = slice(first, first + len(self.envs))
         for k in np.flatnonzero(asked[mine] != answered[mine]).tolist():
+            self.progress[THROUGH] = k
             self.step((k,), self.take_action(k))
             message = self._message()
             if message is not None:
@@ -239,6 +250,7 @@ class Worker:
             if message is not None:
                 self.channel.post(message)  # the parent may read it only when more have arrived
         self.channel.flush()
+        self.progress[THROUGH] = len(self.envs)
         self.progress[FINISHED] = self.command_number
 
     def _note(self, k: int, info: dict[str, Any]) -> None:
@@ -251,31 +263,56 @@ class Worker:
         if info:
             self.infos.append((self.first + k, info))
 
-    def _fail(self, k: int, error: Exception) -> None:
+    def _observe(self, k: int, observation: Any) -> None:
+        self.observed[self.first + k] = observation
+        if self.keeps_last:
+            self.last[k] = deepcopy(observation)
+
+    def _last(self, k: int) -> Any:
+        column = self.steps.observations
+        return self.last.get(k) if column is None else deepcopy(column.read_one(self.first + k))
+
+    def _fail(self, k: int, error: Exception, reset: dict[str, Any] | None = None) -> None:
         failure = Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS]))
         if self.heal:
             try:
-                self._remake(k, failure)
+                self._remake(k, failure, reset)
                 return
             except Exception as worse:
                 failure = Failure.of(worse, self.worker, self.first + k, int(self.progress[STEPS]))
         self.failures.append(failure)
 
-    def _remake(self, k: int, failure: Failure) -> None:
+    def _remake(self, k: int, failure: Failure, reset: dict[str, Any] | None) -> None:
         """The environment raised: a new one takes its place, and its episode ends here."""
         with contextlib.suppress(Exception):  # it is broken; what it has to say about its end does not matter
             self.envs[k].close()
         self.envs[k] = self.make[k]()
-        observation, info = self.envs[k].reset()
-        self._truncate(k, f"{failure.type_name}: {failure.text}", observation, info, None)
+        cause = f"{failure.type_name}: {failure.text}"
+        self.remade.append(cause)
+        if reset is None:
+            self._truncate(k, cause, self._last(k))
+        else:
+            observation, info = self.envs[k].reset(**reset)
+            self._begin(k, observation, {**info, "restarted": cause})
 
-    def _truncate(self, k: int, cause: str, observation: Any, info: dict[str, Any], last: list[Any] | None) -> None:
+    def _begin(self, k: int, observation: Any, info: dict[str, Any]) -> None:
+        """The k-th environment has been reset because it was asked to be."""
+        self.due[k] = False
+        self.owed.pop(k, None)
+        if self.by_message:
+            self._observe(k, observation)
+        self.outcomes.put_observation(k, observation)
+        self._note(k, info)
+
+    def _truncate(self, k: int, cause: str, last: Any) -> None:
         """The k-th environment has been made anew: what was its episode ends as one that was cut off."""
+        observation, info = self.envs[k].reset()
+        self.owed.pop(k, None)
         self.due[k] = self.mode is not AutoresetMode.SAME_STEP
         if self.mode is AutoresetMode.SAME_STEP:
-            info = {"final_info": {}, "final_obs": last[k] if last is not None else None, **info}
+            info = {"final_info": {}, "final_obs": last, **info}
         if self.by_message:
-            self.observed[self.first + k] = observation
+            self._observe(k, observation)
         self.outcomes.put(k, observation, 0.0, False, True)
         self._note(k, {**info, "restarted": cause})
 
@@ -288,23 +325,22 @@ class Worker:
                 for _, _, told in self.declared:
                     told[self.first : self.first + len(self.envs)] = False
                 for k, seed in seeds:
+                    self.progress[THROUGH] = k
                     try:
-                        observation, info = self.envs[k].reset(seed=seed, options=options)
-                        self.due[k] = False
-                        if self.by_message:
-                            self.observed[self.first + k] = observation
-                        self.outcomes.put_observation(k, observation)
-                        self._note(k, info)
+                        self._begin(k, *self.envs[k].reset(seed=seed, options=options))
                     except Exception as error:
-                        self._fail(k, error)
+                        self._fail(k, error, {"seed": seed, "options": options})
                 return None
             case "revive":
-                cause, last = arguments
+                cause, last, now = arguments
                 for k in range(len(self.envs)):
-                    try:
-                        self._truncate(k, cause, *self.envs[k].reset(), last)
-                    except Exception as error:
-                        self._fail(k, error)
+                    self.progress[THROUGH] = k
+                    self.due[k], self.owed[k] = True, (cause, last[k] if last is not None else None)
+                    if k in now:
+                        try:
+                            self._truncate(k, *self.owed[k])
+                        except Exception as error:
+                            self._fail(k, error)
                 return None
             case "nothing":
                 return None
@@ -327,6 +363,7 @@ class Worker:
     def _each(self, do: Callable[[Env[Any, Any]], Any], which: Iterable[int] | None = None) -> list[Any]:
         results: list[Any] = []
         for k in range(len(self.envs)) if which is None else which:
+            self.progress[THROUGH] = k
             try:
                 results.append(do(self.envs[k]))
             except Exception as error:
@@ -338,6 +375,7 @@ class Worker:
         message = self._message(result)
         if message is not None:
             self.progress[TOLD] += 1
+        self.progress[THROUGH] = len(self.envs)
         self.progress[FINISHED] = self.command_number
         self.quorum.arrive(arrivals)
         # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
@@ -345,15 +383,15 @@ class Worker:
             self.channel.send(message)
 
     def _message(self, result: Any = None) -> bytes | None:
-        if not (self.infos or self.failures or self.observed or result is not None):
+        if not (self.remade or self.infos or self.failures or self.observed or result is not None):
             return None
         packed = columns.pack(self.infos) if self.infos else {}
         try:
-            message = for_parent(Message(packed, self.observed, result, self.failures))
+            message = for_parent(Message(packed, self.observed, result, self.failures, self.remade))
         except Exception as error:
             failure = Failure.of(error, self.worker, self.first, int(self.progress[STEPS]))
-            message = for_parent(Message({}, {}, None, [*self.failures, failure]))
-        self.infos, self.observed, self.failures = [], {}, []
+            message = for_parent(Message({}, {}, None, [*self.failures, failure], self.remade))
+        self.infos, self.observed, self.failures, self.remade = [], {}, [], []
         return message
 
     def _tell(self, message: Any) -> None:

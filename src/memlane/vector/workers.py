@@ -73,8 +73,6 @@ class Handle:
     _go: _native.Signal = field(init=False)
     message: tuple[Any, ...] | None = None
     """What was last sent to it, unless that was a step."""
-    reviving: bool = False
-    """Whether its next message tells of a restart that was counted already."""
     asked: int = 0
     """Commands."""
     heard: int = 0
@@ -111,6 +109,7 @@ class Handle:
         self._go = steps.go[self.worker]
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
+        steps.command[self.worker] = 0
         self.send(steps)
         self.receive()
 
