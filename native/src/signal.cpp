@@ -18,14 +18,10 @@ namespace {
 constexpr std::int64_t spin_limit_ns = 50'000;
 // Below this a spin costs less than the system call that it hopes to save; it is also how a spin probes again.
 constexpr std::int64_t spin_floor_ns = 1'000;
-// A spin shorter than this does not offer its core to others.
-constexpr std::int64_t yield_after_ns = 2'000;
+// A yield that returns to an idle core takes well under a microsecond; a longer one means that somebody else ran.
+constexpr std::int64_t yield_contended_ns = 5'000;
 // A yield that finds nobody else returns faster than this.
 constexpr std::int64_t yield_alone_ns = 1'000;
-// So often others may run in our place before we sleep. One who waits for workers on all cores has to let one of them
-// finish, and then perhaps a slower one elsewhere: to sleep in between costs another wake-up. With 1 in place of 16,
-// 8 CartPoles in two workers on two cores take 1.5 times as long.
-constexpr int most_hand_overs = 16;
 
 // Every so many waits one spins for the whole limit, whatever was learnt. Two that wait for each other and both sleep
 // make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
@@ -76,44 +72,39 @@ std::int64_t default_spin_limit_ns() {
 bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns) {
     if (limit_ns_ == 0)
         return false;
+    const std::int64_t begin = now_ns();
+    std::int64_t now = begin;
+    bool contended = false;
+    if (shares_core_) { // the last wait ended in a yield that let the other run: yield first
+        sched_yield();
+        if (see(cell.value) >= until)
+            return true;
+        now = now_ns();
+        shares_core_ = now - begin > yield_alone_ns;
+        contended = now - begin > yield_contended_ns;
+    }
     const std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
-    std::int64_t now = now_ns();
-    std::int64_t spun_ns = 0; // without what others did with the core while we offered it: that was no waste
-    int handed_over = 0;
-    bool yields_first = shares_core_;
-    while (spun_ns < budget_ns && now < deadline_ns && handed_over < most_hand_overs) {
-        if (!yields_first) {
-            for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
-                if (see(cell.value) >= until) {
-                    budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, spun_ns) * 2);
-                    shares_core_ = handed_over > 0;
-                    return true;
-                }
-                pause_core();
+    while (now - begin < budget_ns && now < deadline_ns && !contended) {
+        for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
+            if (see(cell.value) >= until) {
+                budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
+                return true;
             }
-            const std::int64_t before = now;
-            now = now_ns();
-            spun_ns += now - before;
-            if (spun_ns < yield_after_ns)
-                continue;
+            pause_core();
         }
-        yields_first = false;
         // Offer the core to whoever queues for it. That is how spinning stays harmless when there are more runnable
         // processes than cores: the one we wait for may be the one in the queue.
-        const std::int64_t before = now;
-        sched_yield();
+        const std::int64_t before = now_ns();
+        if (before - begin > 2'000)
+            sched_yield();
         now = now_ns();
-        if (now - before > yield_alone_ns)
-            ++handed_over;
-        else
-            spun_ns += now - before;
-        if (see(cell.value) >= until) {
-            shares_core_ = handed_over > 0;
+        contended = now - before > yield_contended_ns;
+        if (now - before > yield_alone_ns && see(cell.value) >= until) {
+            shares_core_ = true;
             return true;
         }
     }
-    shares_core_ = false;
-    budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), handed_over < most_hand_overs ? budget_ns_ / 2 : spin_floor_ns);
+    budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), contended ? spin_floor_ns : budget_ns_ / 2);
     return see(cell.value) >= until;
 }
 
