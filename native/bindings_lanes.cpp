@@ -1,10 +1,13 @@
 // The Python face of the lanes: ring and weights.
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <tuple>
+
+#include <nanobind/operators.h>
+#include <nanobind/stl/tuple.h>
 
 #include "bindings.hpp"
 #include "bindings_parts.hpp"
@@ -26,11 +29,20 @@ std::int64_t wall_ns() {
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
+// A copy of a slot's head. Numbers become Python objects when somebody asks for them: seven of them at once take as long
+// as copying 4 KB.
+struct Head {
+    std::int64_t sequence, policy_version, writer, process, claimed_ns, committed_ns, rows;
+    bool operator==(const Head &) const = default;
+    auto as_tuple() const { return std::tuple(sequence, policy_version, writer, process, claimed_ns, committed_ns, rows); }
+    using Tuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+};
+
 class RingHandle {
   public:
     RingHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t slots, std::int64_t count,
-               std::size_t stride, std::int64_t unread_limit, bool block, std::string label, nb::type_object head_type)
-        : mapping_(std::move(mapping)), label_(std::move(label)), head_type_(std::move(head_type)), payload_bytes_(stride - sizeof(SlotHead)),
+               std::size_t stride, std::int64_t unread_limit, bool block, std::string label)
+        : mapping_(std::move(mapping)), label_(std::move(label)), payload_bytes_(stride - sizeof(SlotHead)),
           ring_(place(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
                 place(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_), count, stride,
                 unread_limit, block ? Overflow::block : Overflow::drop_oldest),
@@ -114,34 +126,25 @@ class RingHandle {
         return true;
     }
 
-    // take, copy, release; or None if the tensors are not what `parts` knows.
-    nb::object get(Parts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
+    // take, copy, release; or nothing if the tensors are not what `parts` knows.
+    std::optional<Head> get(Parts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
         if (parts == nullptr || !parts->fits(tensors))
-            return nb::none();
+            return std::nullopt;
         require_inside(*parts);
         const std::int64_t slot = take(timeout, peers);
         without_gil_for(parts->reach, [&] {
             for (const Part &part : parts->parts)
                 copy_bytes(part.data, payload(slot) + part.offset, part.bytes);
         });
-        nb::object found = head(slot);
+        const Head found = head(slot);
         release(slot);
         return found;
     }
 
-    // A SlotHead, made as tuple.__new__ makes it: from Python that takes as long as copying 4 KB.
-    nb::object head(std::int64_t slot) const {
+    Head head(std::int64_t slot) const {
         require_slot(slot);
         const SlotHead &head = ring_.head(slot);
-        const std::array<std::int64_t, 7> values{head.sequence,   head.policy_version, head.writer, head.process,
-                                                 head.claimed_ns, head.committed_ns,   head.rows};
-        auto *type = reinterpret_cast<PyTypeObject *>(head_type_.ptr());
-        nb::object made = nb::steal(type->tp_alloc(type, values.size()));
-        if (!made.is_valid())
-            throw nb::python_error();
-        for (std::size_t i = 0; i < values.size(); ++i)
-            PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
-        return made;
+        return {head.sequence, head.policy_version, head.writer, head.process, head.claimed_ns, head.committed_ns, head.rows};
     }
 
     std::int64_t unread() const {
@@ -190,7 +193,6 @@ class RingHandle {
 
     std::shared_ptr<Mapping> mapping_;
     std::string label_;
-    nb::type_object head_type_;
     std::size_t payload_bytes_;
     Ring ring_;
     Spin claim_spin_;
@@ -211,6 +213,18 @@ class WeightsHandle {
     std::int64_t version() const {
         require_open(*mapping_, label_);
         return version_of(see(weights_.control().latest.value));
+    }
+
+    // 0 if the tensors are not what `parts` knows.
+    std::int64_t publish_these(Parts *parts, nb::handle tensors) {
+        return parts != nullptr && parts->plain() && parts->fits(tensors) ? publish(*parts) : 0;
+    }
+
+    // Like read, but not what was read last into the same tensors. -1 if the tensors are not what `parts` knows.
+    std::int64_t read_new(const Parts *parts, nb::handle tensors, std::int64_t known) {
+        if (parts == nullptr || !parts->plain() || !parts->same(tensors))
+            return -1;
+        return version() == known ? known : read(*parts);
     }
 
     std::int64_t publish(const Parts &parts) {
@@ -275,11 +289,32 @@ void bind_lanes(nb::module_ &m) {
     m.attr("WEIGHTS_CONTROL_BYTES") = sizeof(WeightsControl);
     m.attr("MOST_BUFFERS") = most_buffers;
 
+    nb::class_<Head>(m, "SlotHead", "What stands at the head of a slot.")
+        .def_ro("sequence", &Head::sequence, "Which commit of the ring this is, counted from 1.")
+        .def_ro("policy_version", &Head::policy_version, "Of the weights that made the content.")
+        .def_ro("writer", &Head::writer, "What the writer calls itself.")
+        .def_ro("process", &Head::process, "The process that wrote it, as Peer.word.")
+        .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock, when writing began.")
+        .def_ro("committed_ns", &Head::committed_ns, "Wall clock, when it ended.")
+        .def_ro("rows", &Head::rows, "How many rows are valid, where the writer counts them.")
+        .def("__eq__", [](const Head &head, const Head &other) { return head == other; }, nb::is_operator())
+        .def("__hash__", [](const Head &head) { return nb::hash(nb::cast(head.as_tuple())); })
+        .def("__repr__",
+             [](const Head &head) {
+                 return nb::str("SlotHead(sequence={}, policy_version={}, writer={}, process={}, claimed_ns={}, "
+                                "committed_ns={}, rows={})")
+                     .attr("format")(*nb::cast(head.as_tuple()));
+             })
+        .def("__getstate__", &Head::as_tuple)
+        .def("__setstate__", [](Head &head, const Head::Tuple &state) {
+            new (&head) Head{std::get<0>(state), std::get<1>(state), std::get<2>(state), std::get<3>(state),
+                             std::get<4>(state), std::get<5>(state), std::get<6>(state)};
+        });
+
     nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each once, oldest first.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::int64_t, std::size_t, std::int64_t, bool,
-                      std::string, nb::type_object>(),
-             "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a,
-             "head_type"_a)
+                      std::string>(),
+             "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a)
         .def_prop_ro("label", &RingHandle::label)
         .def("claim", &RingHandle::claim, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
         .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a)
@@ -306,6 +341,10 @@ void bind_lanes(nb::module_ &m) {
         .def_prop_ro("label", &WeightsHandle::label)
         .def("version", &WeightsHandle::version)
         .def("publish", &WeightsHandle::publish, "parts"_a)
+        .def("publish_these", &WeightsHandle::publish_these, "parts"_a.none(), "tensors"_a,
+             "`publish`, or 0 if the tensors are not what `parts` knows.")
+        .def("read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a, "known"_a,
+             "`read` unless it is the known version; -1 if the tensors are not what `parts` knows.")
         .def("read", &WeightsHandle::read, "parts"_a)
         .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
         .def("retries", &WeightsHandle::retries);

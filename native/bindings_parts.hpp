@@ -32,6 +32,7 @@ class Parts {
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             reach = std::max(reach, offset + bytes);
             known_.push_back({name, tensor, own, nb::hasattr(tensor, "data_ptr")});
+            plain_ = plain_ && own;
         }
     }
 
@@ -58,6 +59,9 @@ class Parts {
             return true;
         });
     }
+
+    // Whether all bytes lie in the tensors themselves; else somebody has to copy to or from twins.
+    bool plain() const { return plain_; }
 
     std::vector<Part> parts;
     std::size_t reach = 0; // where the last of them ends
@@ -144,6 +148,7 @@ class Parts {
     };
 
     bool writeable_;
+    bool plain_ = true;
     std::vector<Known> known_;
 };
 

@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from memlane.ipc.ring import SlotHead
-
 SIGNAL_BYTES: int
 SIGNAL_OFFSETS: tuple[int, int]
 SLICE_SECONDS: float
@@ -82,6 +80,37 @@ class Rows:
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
 
+class SlotHead:
+    """What stands at the head of a slot."""
+
+    def __init__(self) -> None: ...
+    @property
+    def sequence(self) -> int:
+        """Which commit of the ring this is, counted from 1."""
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that made the content."""
+    @property
+    def writer(self) -> int:
+        """What the writer calls itself."""
+    @property
+    def process(self) -> int:
+        """The process that wrote it, as Peer.word."""
+    @property
+    def claimed_ns(self) -> int:
+        """Wall clock, when writing began."""
+    @property
+    def committed_ns(self) -> int:
+        """Wall clock, when it ended."""
+    @property
+    def rows(self) -> int:
+        """How many rows are valid, where the writer counts them."""
+    def __eq__(self, other: object) -> bool: ...
+    def __hash__(self) -> int: ...
+    def __repr__(self) -> str: ...
+    def __getstate__(self) -> tuple[int, ...]: ...
+    def __setstate__(self, state: tuple[int, ...]) -> None: ...
+
 class Ring:
     """Slots that writers fill and readers take, each once, oldest first."""
 
@@ -95,7 +124,6 @@ class Ring:
         unread_limit: int,
         block: bool,
         label: str,
-        head_type: type[SlotHead],
     ) -> None: ...
     @property
     def label(self) -> str: ...
@@ -142,6 +170,10 @@ class Weights:
     def label(self) -> str: ...
     def version(self) -> int: ...
     def publish(self, parts: Parts) -> int: ...
+    def publish_these(self, parts: Parts | None, tensors: Mapping_[str, object]) -> int:
+        """`publish`, or 0 if the tensors are not what `parts` knows."""
+    def read_new(self, parts: Parts | None, tensors: Mapping_[str, object], known: int) -> int:
+        """`read` unless it is the known version; -1 if the tensors are not what `parts` knows."""
     def read(self, parts: Parts) -> int: ...
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
     def retries(self) -> int: ...

@@ -870,3 +870,13 @@ def test_the_checksum_of_the_tests_sees_every_torn_payload() -> None:
     fill(arrays, 4, 1)
     arrays["body"][512:] = payload.arrays["body"][512:]
     assert not whole(arrays)
+
+
+def test_a_slots_head_can_be_compared_kept_in_a_set_and_pickled() -> None:
+    with Ring({"x": ("uint8", ())}) as ring:
+        ring.writer(7).put({"x": np.zeros((), np.uint8)}, policy_version=3, rows=2)
+        head = ring.reader().get({"x": np.zeros((), np.uint8)}, timeout=1)
+    assert pickle.loads(pickle.dumps(head)) == head
+    assert head in {head}
+    assert head != 3
+    assert repr(head).startswith("SlotHead(sequence=1, policy_version=3, writer=7, ")

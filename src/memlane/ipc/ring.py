@@ -19,9 +19,10 @@ slot away and counts it, ``"block"`` makes the writer wait for a reader.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from memlane import _native
+from memlane._native import SlotHead as SlotHead
 from memlane.core import Layout, Lease, Peer, StaleView
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
@@ -89,7 +90,6 @@ class Ring(Lane):
             self.num_slots,
             self.overflow == "block",
             f"ring of {self.segment.label}",
-            SlotHead,
         )
         # Looked up once, because every claim and every take needs them: together they are a third of its time.
         self._debug = debug_mode()
@@ -187,25 +187,6 @@ class Reader:
             parts.after_read()
             self._parts = None if parts.twins else parts
         return head
-
-
-class SlotHead(NamedTuple):
-    """What stands at the head of a slot."""
-
-    sequence: int
-    """Which commit of the ring this is, counted from 1."""
-    policy_version: int
-    """Of the weights that made the content."""
-    writer: int
-    """What the writer calls itself."""
-    process: int
-    """The process that wrote it, as ``Peer.word``."""
-    claimed_ns: int
-    """Wall clock, when writing began."""
-    committed_ns: int
-    """Wall clock, when it ended."""
-    rows: int
-    """How many rows are valid, where the writer counts them."""
 
 
 class WriteSlot(Lease):

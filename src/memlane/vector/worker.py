@@ -211,8 +211,10 @@ class Worker:
                     if k in self.owed:
                         self._truncate(k, *self.owed[k])
                         continue
-                    if mode is AutoresetMode.DISABLED:
-                        raise AssertionError(_ENDED.format(self.first + k))
+                    if mode is AutoresetMode.DISABLED:  # the caller's mistake: nothing here is to be healed
+                        mistake = AssertionError(_ENDED.format(self.first + k))
+                        self.failures.append(Failure.of(mistake, self.worker, self.first + k, self.progress[STEPS]))
+                        continue
                     due[k] = False
                     observation, info = envs[k].reset()
                     reward, terminated, truncated = 0.0, False, False
