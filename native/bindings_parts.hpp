@@ -31,7 +31,7 @@ class Parts {
                 throw nb::value_error("a part ends beyond all memory");
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             reach = std::max(reach, offset + bytes);
-            known_.push_back({name, tensor, own, nb::hasattr(tensor, "data_ptr")});
+            known_.push_back({name, tensor, own, ask_of(tensor)});
             plain_ = plain_ && own;
         }
     }
@@ -50,11 +50,12 @@ class Parts {
                 return true;
             if (!known_[i].own || !tensor.type().is(known_[i].tensor.type()))
                 return false;
-            std::byte *address = known_[i].is_torch ? matching_tensor(tensor, known_[i].tensor)
-                                                    : matching_array(tensor, known_[i].tensor);
+            std::byte *address = known_[i].ask.is_valid() ? matching_tensor(tensor, known_[i].tensor)
+                                                          : matching_array(tensor, known_[i].tensor);
             if (address == nullptr)
                 return false;
             known_[i].tensor = nb::borrow(tensor);
+            known_[i].ask = ask_of(tensor);
             parts[i].data = address;
             return true;
         });
@@ -70,12 +71,16 @@ class Parts {
     struct Known {
         nb::object name, tensor;
         bool own;
-        bool is_torch;
+        nb::object ask; // of a torch tensor: its bound method data_ptr, which saves looking it up
     };
+
+    static nb::object ask_of(nb::handle tensor) {
+        return nb::hasattr(tensor, "data_ptr") ? nb::object(tensor.attr("data_ptr")) : nb::object();
+    }
 
     bool is_same(std::size_t i, nb::handle tensor) const {
         const Known &known = known_[i];
-        return tensor.is(known.tensor) && (!known.is_torch || !known.own || address_of(tensor) == parts[i].data);
+        return tensor.is(known.tensor) && (!known.ask.is_valid() || !known.own || answer(known.ask) == parts[i].data);
     }
 
     template <class Holds> bool all(nb::handle tensors, Holds holds) const {
@@ -96,9 +101,8 @@ class Parts {
         return true;
     }
 
-    static std::byte *address_of(nb::handle tensor) {
-        static PyObject *name = PyUnicode_InternFromString("data_ptr");
-        nb::object address = nb::steal(PyObject_CallMethodNoArgs(tensor.ptr(), name));
+    static std::byte *answer(nb::handle ask) {
+        nb::object address = nb::steal(PyObject_CallNoArgs(ask.ptr()));
         if (!address.is_valid())
             throw nb::python_error();
         return reinterpret_cast<std::byte *>(PyLong_AsSize_t(address.ptr()));
@@ -114,7 +118,7 @@ class Parts {
             if (!nb::cast<bool>(tensor.attr("is_contiguous")()) || nb::cast<bool>(tensor.attr("is_neg")()) ||
                 nb::cast<bool>(tensor.attr("is_conj")()))
                 return nullptr;
-            return address_of(tensor);
+            return answer(tensor.attr("data_ptr"));
         } catch (nb::python_error &) {
             return nullptr;
         }

@@ -180,6 +180,8 @@ NATIVE_FUNCTIONS = [("", name) for name in stub_functions(STUB)] + [
 def test_the_stub_of_a_native_function_has_its_arguments(owner: str, name: str) -> None:
     stub = stub_functions(stub_classes()[owner] if owner else STUB)[name]
     runtime = getattr(getattr(_native, owner) if owner else _native, name)
+    if name == "__init__" and not hasattr(runtime, "__nb_signature__"):
+        return  # a class that only native code makes
     assert signature_of(runtime) == signature_in(stub)
 
 
