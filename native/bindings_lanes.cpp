@@ -297,7 +297,7 @@ void bind_lanes(nb::module_ &m) {
         .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock, when writing began.")
         .def_ro("committed_ns", &Head::committed_ns, "Wall clock, when it ended.")
         .def_ro("rows", &Head::rows, "How many rows are valid, where the writer counts them.")
-        .def("__eq__", [](const Head &head, const Head &other) { return head == other; }, nb::is_operator())
+        .def("__eq__", [](const Head &head, const Head &other) { return head == other; }, "other"_a, nb::is_operator())
         .def("__hash__", [](const Head &head) { return nb::hash(nb::cast(head.as_tuple())); })
         .def("__repr__",
              [](const Head &head) {
@@ -309,7 +309,7 @@ void bind_lanes(nb::module_ &m) {
         .def("__setstate__", [](Head &head, const Head::Tuple &state) {
             new (&head) Head{std::get<0>(state), std::get<1>(state), std::get<2>(state), std::get<3>(state),
                              std::get<4>(state), std::get<5>(state), std::get<6>(state)};
-        });
+        }, "state"_a);
 
     nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each once, oldest first.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::int64_t, std::size_t, std::int64_t, bool,

@@ -200,5 +200,5 @@ def test_the_stub_says_the_same_in_words() -> None:
             words = ast.get_docstring(method)
             function = getattr(getattr(_native, owner), name)
             if words:
-                ((_, runtime, _),) = function.__nb_signature__
+                runtime = function.__doc__ if isinstance(function, property) else function.__nb_signature__[0][1]
                 assert " ".join(runtime.split()) == " ".join(words.split()), f"{owner}.{name}"

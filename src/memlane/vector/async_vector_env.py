@@ -93,7 +93,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         max_restarts: int = 10,
         restart_window: float = 60.0,
         step_timeout: float | None = None,
-        pin_workers: bool = False,
+        pin_workers: bool | None = None,
     ) -> None:
         """The first nine arguments are Gymnasium's. ``max_concurrency`` bounds how many environments run at a time:
         here that is the number of workers.
@@ -109,7 +109,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 they are truncated, and ``infos["restarted"]`` says why.
             max_restarts: With "restart", as many within ``restart_window`` seconds; one more is raised.
             step_timeout: Seconds after which a worker that does not answer is killed and treated as dead.
-            pin_workers: Keep each worker on a core of its own.
+            pin_workers: Keep each worker on a core of its own. Unless told, that is done when there are as many workers
+                as cores: left alone, the kernel now and then runs two on one core and none on the other.
         """
         if not env_fns:
             raise ValueError("env_fns must have at least one function that makes an environment")

@@ -197,7 +197,7 @@ class Workers:
         name: str,
         autoreset_mode: AutoresetMode,
         heal: bool,
-        pin: bool,
+        pin: bool | None,
         assets: dict[str, Segment],
     ) -> None:
         self._context = mp.get_context(context or "forkserver")
@@ -205,6 +205,8 @@ class Workers:
         self._name = name
         self._peers: Peers | None = None
         cores = sorted(os.sched_getaffinity(0))
+        # Only when each core gets one: of two programs with a few workers each, nobody wants all on the same few cores.
+        pin = len(ranges) == len(cores) if pin is None else pin
         self.handles = [
             Handle(
                 worker,
