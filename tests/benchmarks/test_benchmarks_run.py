@@ -78,6 +78,7 @@ WANTED = {
         "sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
         "4 CartPole-v1 in more and more workers": ["memlane", "gymnasium Async"],
         "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
+        "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
     },
 }
 
