@@ -27,7 +27,7 @@ MISSING = [
 ]
 HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 # Each turn imports what it measures: with all of them it would take minutes.
-ARGUMENTS = {"vector_envs": ["--peers", "gymnasium", "--rounds", "1"]}
+ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
 @pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", "vector_envs"])
