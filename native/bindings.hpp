@@ -88,6 +88,24 @@ template <class Work> auto without_gil_for(std::size_t bytes, Work work) {
     return bytes < 64 * 1024 ? work() : without_gil(work);
 }
 
+// The memory of an array in one piece, with its format and shape. Not `held`: it has none, or may not be written.
+struct Buffer {
+    Buffer(nb::handle array, bool writeable) {
+        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writeable ? PyBUF_WRITABLE : 0);
+        held = PyObject_GetBuffer(array.ptr(), &view, flags) == 0;
+        if (!held)
+            PyErr_Clear();
+    }
+    ~Buffer() {
+        if (held)
+            PyBuffer_Release(&view);
+    }
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+    Py_buffer view;
+    bool held;
+};
+
 inline bool is_empty_tuple(nb::handle object) { return PyTuple_CheckExact(object.ptr()) && PyTuple_GET_SIZE(object.ptr()) == 0; }
 
 // A wait as Python sees it. `step` waits without the GIL for a slice at most; between slices Ctrl-C is looked at, and

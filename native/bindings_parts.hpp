@@ -134,23 +134,6 @@ class Parts {
         return static_cast<std::byte *>(given.view.buf);
     }
 
-    struct Buffer {
-        Buffer(nb::handle array, bool writeable) {
-            const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writeable ? PyBUF_WRITABLE : 0);
-            held = PyObject_GetBuffer(array.ptr(), &view, flags) == 0;
-            if (!held)
-                PyErr_Clear();
-        }
-        ~Buffer() {
-            if (held)
-                PyBuffer_Release(&view);
-        }
-        Buffer(const Buffer &) = delete;
-        Buffer &operator=(const Buffer &) = delete;
-        Py_buffer view;
-        bool held;
-    };
-
     bool writeable_;
     bool plain_ = true;
     std::vector<Known> known_;

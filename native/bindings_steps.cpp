@@ -47,12 +47,6 @@ class Quorum {
                 return label_ + ": " + std::to_string(until - see(cell_->arrived.value)) + " have not arrived";
             });
     }
-    std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
-    void set_spin_limit_ns(std::int64_t limit_ns) {
-        if (limit_ns < 0)
-            throw nb::value_error("spin_limit_ns must be 0 (never spin) or more nanoseconds");
-        spin_ = Spin(limit_ns);
-    }
 
   private:
     std::shared_ptr<Mapping> mapping_;
@@ -94,10 +88,10 @@ struct Place {
                 low = nb::cast<std::int64_t>(description[2]);
                 high = nb::cast<std::int64_t>(description[3]);
             }
-            nb::object array = description[1];
-            Py_buffer view;
-            if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) != 0)
-                throw nb::python_error();
+            const Buffer buffer(description[1], true);
+            if (!buffer.held)
+                throw nb::buffer_error("rows for observations must be an array in one piece that can be written");
+            const Py_buffer &view = buffer.view;
             rows = static_cast<std::byte *>(view.buf);
             format = view.format;
             item_bytes = view.itemsize;
@@ -105,7 +99,6 @@ struct Place {
             row_bytes = static_cast<std::size_t>(view.itemsize);
             for (const Py_ssize_t extent : shape)
                 row_bytes *= static_cast<std::size_t>(extent);
-            PyBuffer_Release(&view);
         }
     }
 
@@ -144,16 +137,12 @@ struct Place {
     bool store_array(std::size_t index, nb::handle array, nb::handle array_type) const {
         if (!array.type().is(array_type))
             return false;
-        Py_buffer view;
-        if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-            PyErr_Clear();
-            return false;
-        }
-        const bool matches = view.itemsize == item_bytes && static_cast<std::size_t>(view.ndim) == shape.size() &&
+        const Buffer buffer(array, false);
+        const Py_buffer &view = buffer.view;
+        const bool matches = buffer.held && view.itemsize == item_bytes && static_cast<std::size_t>(view.ndim) == shape.size() &&
                              std::equal(shape.begin(), shape.end(), view.shape) && format == view.format;
         if (matches)
             std::memcpy(rows + index * row_bytes, view.buf, row_bytes);
-        PyBuffer_Release(&view);
         return matches;
     }
 
@@ -235,22 +224,15 @@ class Outcomes {
 
 // Whether all numbers of an array of whole 8-byte numbers lie within the bounds, both included. None: not such an array.
 nb::object all_within(nb::handle array, std::int64_t low, std::int64_t high) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
-        PyErr_Clear();
+    const Buffer buffer(array, false);
+    const Py_buffer &view = buffer.view;
+    if (!buffer.held || view.itemsize != 8 || (view.format[0] != 'l' && view.format[0] != 'q') || view.format[1] != 0)
         return nb::none();
-    }
-    nb::object answer = nb::none();
-    if (view.itemsize == 8 && (view.format[0] == 'l' || view.format[0] == 'q') && view.format[1] == 0) {
-        const auto *numbers = static_cast<const std::int64_t *>(view.buf);
-        const std::int64_t count = view.len / 8;
-        bool within = true;
-        for (std::int64_t i = 0; i < count; ++i)
-            within &= numbers[i] >= low && numbers[i] <= high;
-        answer = nb::bool_(within);
-    }
-    PyBuffer_Release(&view);
-    return answer;
+    const auto *numbers = static_cast<const std::int64_t *>(view.buf);
+    bool within = true;
+    for (std::int64_t i = 0; i < view.len / 8; ++i)
+        within &= numbers[i] >= low && numbers[i] <= high;
+    return nb::bool_(within);
 }
 
 } // namespace
@@ -261,7 +243,6 @@ void bind_steps(nb::module_ &m) {
     nb::class_<Quorum>(m, "Quorum", "A count that many advance and one waits for.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
         .def_prop_ro("arrived", &Quorum::arrived)
-        .def_prop_rw("spin_limit_ns", &Quorum::spin_limit_ns, &Quorum::set_spin_limit_ns)
         .def("arrive", &Quorum::arrive, "many"_a = 1)
         .def("wait", &Quorum::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple());
 

@@ -181,7 +181,6 @@ class Weights:
 class Quorum:
     """A count that many advance and one waits for."""
 
-    spin_limit_ns: int
     def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
     @property
     def arrived(self) -> int: ...

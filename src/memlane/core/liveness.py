@@ -118,9 +118,7 @@ class Peer:
             result = None  # not a child of ours, or collected already
         if result is None:
             return "is alive" if self.alive else "died"
-        if result.si_code == os.CLD_EXITED:
-            return f"exited with code {result.si_status}"
-        return f"was killed by {signal_name(result.si_status)}"
+        return how_ended(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     def close(self) -> None:
         if self._pidfd is not None:
@@ -186,6 +184,11 @@ def die_with(peer: Peer, grace: float = 0.5) -> None:
     if not grace >= 0:
         raise ValueError(f"grace must be a number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words; below zero it is a signal's number, as ``multiprocessing`` has it."""
+    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:

@@ -127,4 +127,9 @@ def _pinned(name: str, array: NDArray[Any], count: int) -> tuple[int, int, int]:
             f"field {name!r} must have each row in one piece, one after the other; it has shape {list(array.shape)} "
             f"and strides {list(array.strides)}; use np.ascontiguousarray"
         )
-    return array.__array_interface__["data"][0], stride, row_bytes
+    return address(array), stride, row_bytes
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where its first byte is, for native code that keeps pointers. Whoever uses it keeps the array alive."""
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]

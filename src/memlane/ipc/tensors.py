@@ -16,6 +16,7 @@ import numpy as np
 from memlane import _native
 from memlane.core import Layout
 from memlane.core.layout import Field
+from memlane.core.rows import address
 
 Tensor = Any
 """A numpy array or a torch tensor."""
@@ -92,7 +93,7 @@ def _check(field: Field, name: str, tensor: Tensor, role: str) -> None:
 
 def _address(tensor: Tensor) -> int:
     if isinstance(tensor, np.ndarray):
-        return tensor.__array_interface__["data"][0]  # type: ignore[no-any-return]
+        return address(tensor)
     return tensor.data_ptr()  # type: ignore[no-any-return]
 
 

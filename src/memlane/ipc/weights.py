@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core import Layout, Peer
 from memlane.core.layout import FieldSpec
+from memlane.core.rows import address
 from memlane.ipc.lane import Lane, as_layout
 from memlane.ipc.tensors import Parts, Tensor
 
@@ -123,7 +124,7 @@ class Weights(Lane):
                     f"{name!r} must be contiguous {field.dtype} of at most {field.nbytes} bytes, "
                     f"found {array.dtype} of {array.nbytes}"
                 )
-            parts.append((name, array, field.offset, array.__array_interface__["data"][0], array.nbytes, True))
+            parts.append((name, array, field.offset, address(array), array.nbytes, True))
         return _native.Parts(parts, writeable)
 
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -27,11 +28,13 @@ class PartsColumn(Column):
         super().__init__(space, n, path)
         self.parts = tuple(parts)
 
+    @abstractmethod
     def take_apart(self, value: Any) -> Collection[Any]:
-        raise NotImplementedError
+        """The values of the parts, in their order."""
 
+    @abstractmethod
     def put_together(self, values: Collection[Any]) -> Any:
-        raise NotImplementedError
+        """The value that has these parts."""
 
     def convert(self, value: Any) -> list[Any]:
         return [part.convert(one) for part, one in zip(self.parts, self.take_apart(value), strict=True)]

@@ -32,7 +32,7 @@ from memlane.spaces.registered import RegisteredColumn
 from memlane.vector import infos as columns
 from memlane.vector.conductor import Conductor, OnError
 from memlane.vector.errors import CallTimeout, WorkerDied
-from memlane.vector.messages import Failure, Ready
+from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
 from memlane.vector.steps import SEND, STEP, Plan, Steps, split
 from memlane.vector.workers import Workers
@@ -130,8 +130,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self.step_timeout = step_timeout
+        # A restart ends an episode, and in this mode the end shows the last observation.
+        self._restarts_need_last = on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP
         self._state = AsyncState.DEFAULT
-        self._sent: set[int] = set()
         self._told: dict[int, dict[str, Any]] = {}
         """Infos of environments that were sent an action, until ``recv`` hands them out."""
 
@@ -166,7 +167,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_window=restart_window,
             step_timeout=step_timeout,
         )
-        self._conductor.sent = self._sent
+        self._sent = self._conductor.sent
 
     @property
     def restarts(self) -> int:
@@ -369,7 +370,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _store(self, slot: Mapping[str, NDArray[Any]], index: int) -> None:
-        if self._steps.observations is None:
+        if self._steps.plan.observation_space is None:
             raise NotImplementedError("observations that do not lie in shared memory cannot go into a slot")
         for name in self._steps.segment.layout.fields:
             part, _, path = name.partition(".")
@@ -454,8 +455,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             for message in messages:
                 self._told.update(columns.unpack(message.infos))
                 failures.extend(message.failures)
-                for env, observation in message.observed.items():
-                    self._single[env] = observation
+                self._see(message)
         self._conductor.heard.clear()
         self._sent.difference_update(mine)
         if not self._sent:
@@ -596,12 +596,16 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             return {}, {}
         said = [message for worker in sorted(heard) for message in heard[worker]]
         for message in said:
-            for env, observation in message.observed.items():
-                self._single[env] = observation
+            self._see(message)
         self._raise_failures([failure for message in said for failure in message.failures], state)
         packed = [message.infos for message in said if message.infos] + self._declared()
         results = {worker: messages[-1].result for worker, messages in heard.items()}
         return columns.merge(self.num_envs, packed), results
+
+    def _see(self, message: Message) -> None:
+        """Take over the observations that travelled in a message."""
+        for env, observation in message.observed.items():
+            self._single[env] = observation
 
     def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
         for failure in failures:
@@ -619,11 +623,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _batch(self) -> Any:
         if self._steps.observations is None:
-            if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
+            if self._restarts_need_last:
                 self._conductor.last_observations = deepcopy(self._single)
             batch = concatenate(self.single_observation_space, self._single, self._by_message)
             return deepcopy(batch) if self.copy else batch
-        if self.on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP:
+        if self._restarts_need_last:
             batch = self._steps.observations.read(copy=True)
             self._conductor.last_observations = list(iterate(self.observation_space, batch))
         return self._observations.batch()

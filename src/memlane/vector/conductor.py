@@ -160,14 +160,12 @@ class Conductor:
 
     def _arrive(self, until: int, deadline: float | None, peers: Peers) -> None:
         """Wait for arrivals, for ``step_timeout`` at most."""
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        limit = self.step_timeout
-        if limit is None or (left is not None and left <= limit):
-            self.quorum.wait(until, left, peers)
-            return
+        patience, then_hung = self._patience(deadline)
         try:
-            self.quorum.wait(until, limit, peers)
+            self.quorum.wait(until, patience, peers)
         except WaitTimeout:
+            if not then_hung:
+                raise
             for peer in peers:
                 if peer.handle.pending:
                     raise self._gave_up(peer.handle) from None
@@ -193,14 +191,19 @@ class Conductor:
             raise unreadable
 
     def _hear(self, handle: Handle, deadline: float | None) -> bytes:
+        patience, then_hung = self._patience(deadline)
+        try:
+            return handle.hear(patience)
+        except WaitTimeout:
+            if not then_hung:
+                raise
+            raise self._gave_up(handle) from None
+
+    def _patience(self, deadline: float | None) -> tuple[float | None, bool]:
+        """How long to wait now, and whether somebody who takes longer counts as hung."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         limit = self.step_timeout
-        if limit is None or (left is not None and left <= limit):
-            return handle.hear(left)
-        try:
-            return handle.hear(limit)
-        except WaitTimeout:
-            raise self._gave_up(handle) from None
+        return (left, False) if limit is None or (left is not None and left <= limit) else (limit, True)
 
     def _gave_up(self, handle: Handle) -> WorkerDied:
         """A worker that hangs is killed, and dead like any other."""

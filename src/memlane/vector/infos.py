@@ -7,6 +7,7 @@ the one that holds all its values, where Gymnasium takes that of the first and t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -72,13 +73,10 @@ def _packed(key: str, envs: list[int], values: list[Any]) -> Column:
     if key == "final_obs":  # observations may be of any kind; Gymnasium hands them out one by one
         return Column(envs, "objects", values)
     if all(map(_is_number, types)):
-        dtype = _common(types)
-        try:
-            return (
-                Column(envs, "objects", values) if dtype is None else Column(envs, "numbers", np.array(values, dtype))
-            )
-        except OverflowError:  # a whole number of more than 64 bits
-            return Column(envs, "objects", values)
+        with contextlib.suppress(OverflowError):  # a whole number of more than 64 bits
+            if (dtype := _common(types)) is not None:
+                return Column(envs, "numbers", np.array(values, dtype))
+        return Column(envs, "objects", values)
     if all(issubclass(kind, dict) for kind in types):
         return Column(envs, "dicts", pack(zip(envs, values, strict=True)))
     if types == {np.ndarray} and len({value.shape for value in values}) == 1 and not values[0].dtype.hasobject:

@@ -7,8 +7,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from memlane.core.lease import Lease, debug_mode
-from memlane.spaces import Column, column_of
-from memlane.vector.steps import Steps
+from memlane.spaces import Column
+from memlane.vector.steps import Steps, part_column
 
 
 class Observations:
@@ -22,7 +22,8 @@ class Observations:
         self._debug = debug_mode()
         self._view: Column | None = None
         if steps.plan.observation_space is not None and not copy and not self._debug:
-            self._view = self._borrowed({name: _read_only(array) for name, array in steps.segment.views().items()})
+            views = {name: _read_only(array) for name, array in steps.segment.views().items()}
+            self._view = part_column("observation", steps.plan.observation_space, views)
 
     def batch(self) -> Any:
         """All rows."""
@@ -33,20 +34,17 @@ class Observations:
         if self._view is not None:
             return self._view.read(copy=False)
         self._lease = Lease(self._steps.segment, writeable=False, label="the observations of a step", debug=True)
-        names = [name for name in self._lease if name.startswith("observation.")]
-        return self._borrowed({name: self._lease[name] for name in names}).read(copy=False)
+        # Only those of the observations: whoever holds one when the lease ends is told of it.
+        views = {name: self._lease[name] for name in self._lease if name.startswith("observation.")}
+        borrowed = part_column("observation", self._steps.plan.observation_space, views)
+        assert borrowed is not None
+        return borrowed.read(copy=False)
 
     def end(self) -> None:
         """The rows are about to change: what was borrowed ends."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-
-    def _borrowed(self, arrays: dict[str, NDArray[Any]]) -> Column:
-        prefix = "observation."
-        mine = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-        assert self._steps.plan.observation_space is not None
-        return column_of(self._steps.plan.observation_space, mine)
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

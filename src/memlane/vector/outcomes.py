@@ -9,9 +9,10 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete
 
 from memlane import _native
+from memlane.core.rows import address
 from memlane.spaces.column import Column
 from memlane.spaces.nested import PartsColumn
-from memlane.vector.steps import STEPS, THROUGH, Steps, address
+from memlane.vector.steps import STEPS, THROUGH, Steps
 
 
 class Outcomes:

@@ -113,24 +113,14 @@ class Steps:
         self.rewards = segment["rewards"]
         self.terminated = segment["terminated"]
         self.truncated = segment["truncated"]
-        self.observations = self._column("observation", plan.observation_space) or plan.registered
-        self.actions = self._column("action", plan.action_space)
+        views = segment.views()
+        self.observations = part_column("observation", plan.observation_space, views) or plan.registered
+        self.actions = part_column("action", plan.action_space, views)
         self.infos = {key: (_unbounded(key, segment[f"info.{key}"]), segment[f"told.{key}"]) for key in plan.info_spec}
 
     @classmethod
     def create(cls, plan: Plan) -> Steps:
         return cls(Segment.create(plan.layout()), plan)
-
-    def _column(self, part: str, space: Space[Any] | None) -> Column | None:
-        if space is None:
-            return None
-        prefix = f"{part}."
-        arrays: dict[str, NDArray[Any]] = {
-            name.removeprefix(prefix): self.segment[name]
-            for name in self.segment.layout.fields
-            if name.startswith(prefix)
-        }
-        return column_of(space, arrays)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Steps, (self.segment, self.plan))
@@ -139,13 +129,18 @@ class Steps:
         self.segment.close()
 
 
+def part_column(part: str, space: Space[Any] | None, fields: Mapping[str, NDArray[Any]]) -> Column | None:
+    """The column of a part of the steps ("observation", "action"), over the segment's fields or views of them."""
+    if space is None:
+        return None
+    prefix = f"{part}."
+    arrays = {name.removeprefix(prefix): array for name, array in fields.items() if name.startswith(prefix)}
+    return column_of(space, arrays)
+
+
 def _unbounded(key: str, rows: NDArray[Any]) -> ArrayColumn:
     """Rows of numbers of any size; what does not fit into the dtype is an error all the same."""
     return ArrayColumn(Box(0, 1, rows.shape[1:], rows.dtype.type), rows, f"info {key}")
-
-
-def address(array: NDArray[Any]) -> int:
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def split(num_envs: int, num_workers: int) -> list[range]:

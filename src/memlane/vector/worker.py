@@ -199,7 +199,7 @@ class Worker:
                 try:
                     name, *arguments = cloudpickle.loads(content)
                 except Exception as error:
-                    self.failures.append(Failure.of(error, self.worker, self.first, int(self.progress[STEPS])))
+                    self.failures.append(self._failure(error, 0))
                     self._finish(len(self.envs))
                     continue
                 self._finish(len(self.envs), self._obey(name, arguments))
@@ -216,7 +216,7 @@ class Worker:
                         continue
                     if mode is AutoresetMode.DISABLED:  # the caller's mistake: nothing here is to be healed
                         mistake = AssertionError(_ENDED.format(self.first + k))
-                        self.failures.append(Failure.of(mistake, self.worker, self.first + k, self.progress[STEPS]))
+                        self.failures.append(self._failure(mistake, k))
                         continue
                     due[k] = False
                     observation, info = envs[k].reset()
@@ -278,14 +278,17 @@ class Worker:
         return self.last.get(k) if column is None else deepcopy(column.read_one(self.first + k))
 
     def _fail(self, k: int, error: Exception, reset: dict[str, Any] | None = None) -> None:
-        failure = Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS]))
+        failure = self._failure(error, k)
         if self.heal:
             try:
                 self._remake(k, failure, reset)
                 return
             except Exception as worse:
-                failure = Failure.of(worse, self.worker, self.first + k, int(self.progress[STEPS]))
+                failure = self._failure(worse, k)
         self.failures.append(failure)
+
+    def _failure(self, error: BaseException, k: int) -> Failure:
+        return Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS]))
 
     def _remake(self, k: int, failure: Failure, reset: dict[str, Any] | None) -> None:
         """The environment raised: a new one takes its place, and its episode ends here."""
@@ -373,7 +376,7 @@ class Worker:
                 results.append(do(self.envs[k]))
             except Exception as error:
                 results.append(None)
-                self.failures.append(Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS])))
+                self.failures.append(self._failure(error, k))
         return results
 
     def _finish(self, arrivals: int, result: Any = None) -> None:
@@ -394,7 +397,7 @@ class Worker:
         try:
             message = for_parent(Message(packed, self.observed, result, self.failures, self.remade))
         except Exception as error:
-            failure = Failure.of(error, self.worker, self.first, int(self.progress[STEPS]))
+            failure = self._failure(error, 0)
             message = for_parent(Message({}, {}, None, [*self.failures, failure], self.remade))
         self.infos, self.observed, self.failures, self.remade = [], {}, [], []
         return message

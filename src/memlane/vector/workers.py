@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Peer, Segment
-from memlane.core.liveness import signal_name
+from memlane.core.liveness import how_ended
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
 from memlane.vector.messages import Failure, Ready, for_worker
@@ -52,9 +52,7 @@ class WorkerPeer(Peer):
             return super()._cause()
         process.join(1)
         code = process.exitcode
-        if code is None:
-            return super()._cause()
-        return f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        return super()._cause() if code is None else how_ended(code)
 
 
 @dataclass(eq=False)
@@ -120,7 +118,6 @@ class Handle:
         return cloudpickle.loads(self.channel.receive(timeout))
 
     def ask(self, command: int, cell: int) -> None:
-        assert self.steps is not None
         self.asked += 1
         self._command[0] = pack_command(self._go.value + 1, cell, command)
         self._go.add(1)
@@ -236,15 +233,14 @@ class Workers:
             self.kill()
             raise
 
-    def restart(self, handle: Handle, steps: Steps) -> Ready:
+    def restart(self, handle: Handle, steps: Steps) -> None:
         """A new process in the place of a dead one."""
         handle.kill()
         handle.end()
         with _starting(self._context):
             self._start(handle)
-        ready = handle.introduction()
+        handle.introduction()
         handle.bind(steps)
-        return ready
 
     def _start(self, handle: Handle) -> None:
         self._peers = None
