@@ -20,7 +20,8 @@ using namespace nb::literals;
 using namespace memlane;
 
 void bind_lanes(nb::module_ &m); // bindings_lanes.cpp
-void bind_steps(nb::module_ &m); // bindings_steps.cpp
+void bind_steps(nb::module_ &m);
+void bind_envs(nb::module_ &m); // bindings_steps.cpp
 
 namespace {
 
@@ -273,4 +274,5 @@ NB_MODULE(_native, m) {
 
     bind_lanes(m);
     bind_steps(m);
+    bind_envs(m);
 }

@@ -5,12 +5,21 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
+#include <type_traits>
 
 namespace memlane {
 
+using RangeFunction = void (*)(void *context, std::size_t begin, std::size_t end);
+void run_in_parts(std::size_t count, int threads, RangeFunction function, void *context);
+
 // Splits [0, count) into `threads` ranges and runs `part(begin, end)` on each, one of them on the calling thread.
 // Returns when all are done. `part` must not throw.
-void run_in_parts(std::size_t count, int threads, const std::function<void(std::size_t, std::size_t)> &part);
+template <class Part> void run_in_parts(std::size_t count, int threads, Part &&part) {
+    using Plain = std::remove_reference_t<Part>;
+    run_in_parts(
+        count, threads,
+        [](void *context, std::size_t begin, std::size_t end) { (*static_cast<Plain *>(context))(begin, end); },
+        const_cast<void *>(static_cast<const void *>(&part)));
+}
 
 } // namespace memlane

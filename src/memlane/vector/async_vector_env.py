@@ -30,10 +30,12 @@ from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, fields_of
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector import infos as columns
+from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.conductor import Conductor, OnError
 from memlane.vector.errors import CallTimeout, WorkerDied
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
+from memlane.vector.slots import store_observations, store_step
 from memlane.vector.steps import SEND, STEP, Plan, Steps, split
 from memlane.vector.workers import Workers
 
@@ -158,7 +160,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         except BaseException:
             self._workers.kill()
             raise
-        self._observations = Observations(self._steps, copy=copy)
+        segment, space = self._steps.segment, self._steps.plan.observation_space
+        self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
         self._conductor = Conductor(
             self._workers,
             self._steps,
@@ -271,11 +274,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
         self._begin("reset_async")
-        seeds = self._seeds(seed)
+        seeds = seeds_of(seed, self.num_envs)
         mask = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
             options = dict(options)
-            mask = self._checked_mask(options.pop("reset_mask"))
+            mask = reset_mask_of(options.pop("reset_mask"), self.num_envs)
         self._observations.end()
         handles = self._workers.handles
         which = [[(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]] for handle in handles]
@@ -289,32 +292,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._waiting("reset_wait", AsyncState.WAITING_RESET)
         infos, _ = self._gather("reset_wait", timeout)
         return self._batch(), infos
-
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + env for env in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seed)}."
-            )
-        return [None if one is None else int(one) for one in seed]
-
-    def _checked_mask(self, mask: Any) -> NDArray[np.bool_]:
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"`options['reset_mask']` must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"`options['reset_mask']` must have `dtype=np.bool_`, got {mask.dtype}")
-        if not np.any(mask):
-            raise ValueError(
-                "`options['reset_mask']` must contain a boolean array with at least one True value, got "
-                f"reset_mask={mask}"
-            )
-        return mask
 
     # -------------------------------------------------------------------------------------------------------- step
 
@@ -356,32 +333,20 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._waiting("step_into", AsyncState.WAITING_STEP)
         infos, _ = self._gather("step_into", None)
         steps = self._steps
-        slot["rewards"][:, index] = steps.rewards
-        slot["dones"][:, index] = steps.terminated | steps.truncated
-        slot["truncated"][:, index] = steps.truncated
-        self._store(slot, index + 1)
+        store_step(slot, index, steps.rewards, steps.terminated, steps.truncated, self._rows_for_slots())
         return infos
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
         """``reset``, with the observations where the first step begins; see ``step_into``."""
         self.reset_async(**kwargs)
         infos, _ = self._gather("reset_into", None)
-        self._store(slot, 0)
+        store_observations(slot, 0, self._rows_for_slots())
         return infos
 
-    def _store(self, slot: Mapping[str, NDArray[Any]], index: int) -> None:
+    def _rows_for_slots(self) -> dict[str, NDArray[Any]]:
         if self._steps.plan.observation_space is None:
             raise NotImplementedError("observations that do not lie in shared memory cannot go into a slot")
-        for name in self._steps.segment.layout.fields:
-            part, _, path = name.partition(".")
-            if part != "observation":
-                continue
-            suffix = "" if path == "value" else f".{path}"
-            rows = slot[f"obs{suffix}"]
-            if index < rows.shape[1]:
-                rows[:, index] = self._steps.segment[name]
-            else:
-                slot[f"last_obs{suffix}"][...] = self._steps.segment[name]
+        return self._steps.segment.views()
 
     # ------------------------------------------------------------------------------------------------ send and recv
 
@@ -391,10 +356,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if self._state not in (AsyncState.DEFAULT, AsyncState.WAITING_RECV):
             self._begin("send")
         column = self._column("send")
-        ids = np.arange(self.num_envs) if env_ids is None else np.asarray(env_ids)
+        ids = env_ids_of(env_ids, self.num_envs, self._sent)
         if not len(ids):
             return
-        self._check_ids(ids)
         count, _ = column.convert_batch(actions)  # checks everything before the first is stored
         if count != len(ids):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
@@ -475,18 +439,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         singles = [self._single[env] if column is None else column.read_one(env) for env in ids.tolist()]
         room: Any = create_empty_array(self.single_observation_space, n=len(singles))
         return concatenate(self.single_observation_space, singles, room)
-
-    def _check_ids(self, ids: NDArray[Any]) -> None:
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")
-        if len(set(ids.tolist())) != len(ids):
-            raise ValueError(f"env_ids must name each environment once, found {ids.tolist()}")
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_envs):
-            raise IndexError(f"env_ids must lie in 0 to {self.num_envs - 1}, found {ids.min()} to {ids.max()}")
-        if busy := self._sent & set(ids.tolist()):
-            raise AlreadyPendingCallError(
-                f"environments {sorted(busy)} have an action already; `recv` what they make of it first", "recv"
-            )
 
     def _column(self, caller: str) -> Column:
         if self._steps.actions is None:

@@ -1,42 +1,59 @@
-"""Observations: what ``reset`` and ``step`` hand out of the steps, as copies or as borrowed views."""
+"""Observations: what ``reset`` and ``step`` hand out of the rows that environments write: copies, or borrowed views."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from gymnasium import Space
 from numpy.typing import NDArray
 
+from memlane.core import Segment
 from memlane.core.lease import Lease, debug_mode
-from memlane.spaces import Column
-from memlane.vector.steps import Steps, part_column
+from memlane.spaces import Column, column_of
 
 
 class Observations:
     """With ``copy``, every batch is the caller's own. Without, it is a read-only view of the rows themselves, valid
-    until the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``)."""
+    until the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``).
 
-    def __init__(self, steps: Steps, *, copy: bool) -> None:
-        self._steps = steps
+    ``fields`` are the arrays of ``space`` (``observation.<path>``). To be borrowed in debug mode, they must lie in
+    ``segment``. A space of None: ``column`` has the observations, but not in arrays, so they are never borrowed."""
+
+    def __init__(
+        self,
+        column: Column | None,
+        space: Space[Any] | None,
+        fields: dict[str, NDArray[Any]],
+        segment: Segment | None,
+        *,
+        copy: bool,
+    ) -> None:
+        self.column = column
+        self._space = space
+        self._segment = segment
         self._copy = copy
         self._lease: Lease | None = None
-        self._debug = debug_mode()
         self._view: Column | None = None
-        if steps.plan.observation_space is not None and not copy and not self._debug:
-            views = {name: _read_only(array) for name, array in steps.segment.views().items()}
-            self._view = part_column("observation", steps.plan.observation_space, views)
+        if space is not None and not copy and not debug_mode():
+            self._view = part_column("observation", space, {name: _read_only(array) for name, array in fields.items()})
+
+    @property
+    def same(self) -> bool:
+        """Whether every batch is the same views."""
+        return self._view is not None
 
     def batch(self) -> Any:
         """All rows."""
-        column = self._steps.observations
-        assert column is not None
-        if self._copy or self._steps.plan.observation_space is None:
-            return column.read(copy=self._copy)
+        assert self.column is not None
+        if self._copy or self._space is None:
+            return self.column.read(copy=self._copy)
         if self._view is not None:
             return self._view.read(copy=False)
-        self._lease = Lease(self._steps.segment, writeable=False, label="the observations of a step", debug=True)
+        assert self._segment is not None
+        self._lease = Lease(self._segment, writeable=False, label="the observations of a step", debug=True)
         # Only those of the observations: whoever holds one when the lease ends is told of it.
         views = {name: self._lease[name] for name in self._lease if name.startswith("observation.")}
-        borrowed = part_column("observation", self._steps.plan.observation_space, views)
+        borrowed = part_column("observation", self._space, views)
         assert borrowed is not None
         return borrowed.read(copy=False)
 
@@ -45,6 +62,14 @@ class Observations:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def part_column(part: str, space: Space[Any] | None, fields: dict[str, NDArray[Any]]) -> Column | None:
+    """The column of a part of the steps ("observation", "action"), over the fields of a segment or views of them."""
+    if space is None:
+        return None
+    prefix = f"{part}."
+    return column_of(space, {name.removeprefix(prefix): one for name, one in fields.items() if name.startswith(prefix)})
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
-from memlane.spaces import Column, column_of, fields_of
+from memlane.spaces import fields_of
 from memlane.spaces.arrays import ArrayColumn
 from memlane.spaces.registered import RegisteredColumn
+from memlane.vector.observations import part_column
 
 STEP, SEND, MESSAGE, CLOSE = range(4)
 """Commands: step all environments; step those that are asked; read a message; end."""
@@ -127,15 +128,6 @@ class Steps:
 
     def close(self) -> None:
         self.segment.close()
-
-
-def part_column(part: str, space: Space[Any] | None, fields: Mapping[str, NDArray[Any]]) -> Column | None:
-    """The column of a part of the steps ("observation", "action"), over the segment's fields or views of them."""
-    if space is None:
-        return None
-    prefix = f"{part}."
-    arrays = {name.removeprefix(prefix): array for name, array in fields.items() if name.startswith(prefix)}
-    return column_of(space, arrays)
 
 
 def _unbounded(key: str, rows: NDArray[Any]) -> ArrayColumn:

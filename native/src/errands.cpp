@@ -1,0 +1,130 @@
+#include "errands.hpp"
+
+#include <algorithm>
+#include <system_error>
+
+#include <unistd.h>
+
+#include "own_signals.hpp"
+
+namespace memlane {
+
+Errands::Shared::Shared(Host &host, int threads)
+    : host(host), out(static_cast<std::size_t>(host.num_envs())), wanted(threads), owner(getpid()) {}
+
+Errands::Errands(Host &host, int threads) : host_(host), threads_(std::max(threads, 1)) {}
+
+Errands::~Errands() {
+    if (!shared_)
+        return;
+    if (shared_->owner != getpid()) {
+        shared_.release(); // the parent's threads are not here to be joined
+        return;
+    }
+    {
+        const std::lock_guard lock(shared_->mutex);
+        shared_->quit = true;
+    }
+    shared_->sent.notify_all();
+    for (auto &thread : shared_->threads)
+        thread.join();
+}
+
+Errands::Shared &Errands::shared() {
+    if (shared_ && shared_->owner != getpid())
+        shared_.release();
+    if (!shared_)
+        shared_ = std::make_unique<Shared>(host_, threads_);
+    return *shared_;
+}
+
+void Errands::send(std::span<const std::int32_t> envs) {
+    Shared &all = shared();
+    if (all.threads.empty()) {
+        const OwnSignals only;
+        try {
+            for (int i = 0; i < all.wanted; ++i)
+                all.threads.emplace_back([&all] { all.run(); });
+        } catch (const std::system_error &) {
+            if (all.threads.empty())
+                throw; // no thread left to be had; otherwise those made so far do the work
+        }
+    }
+    {
+        const std::lock_guard lock(all.mutex);
+        if (all.next == all.waiting.size()) {
+            all.waiting.clear();
+            all.next = 0;
+        }
+        for (const std::int32_t env : envs) {
+            all.waiting.push_back(env);
+            all.out[static_cast<std::size_t>(env)] = 1;
+        }
+        all.away += envs.size();
+    }
+    all.sent.notify_all();
+}
+
+void Errands::Shared::run() {
+    std::vector<std::int32_t> mine;
+    std::unique_lock lock(mutex);
+    for (;;) {
+        sent.wait(lock, [this] { return quit || next < waiting.size(); });
+        if (quit)
+            return;
+        // A few at a time, so that cheap environments are not all hand-over; not too many, so that nobody is left with a
+        // pile while the others have nothing.
+        const std::size_t many = std::clamp<std::size_t>((waiting.size() - next) / (threads.size() * 4 + 1), 1, 64);
+        mine.assign(waiting.begin() + static_cast<std::ptrdiff_t>(next),
+                    waiting.begin() + static_cast<std::ptrdiff_t>(next + many));
+        next += many;
+        lock.unlock();
+        for (std::size_t i = 0; i < many;) {
+            std::size_t j = i + 1;
+            while (j < many && mine[j] == mine[j - 1] + 1)
+                ++j;
+            host.step_range(mine[i], mine[j - 1] + 1);
+            i = j;
+        }
+        lock.lock();
+        for (const std::int32_t env : mine)
+            out[static_cast<std::size_t>(env)] = 2;
+        back += many;
+        done.notify_all();
+    }
+}
+
+bool Errands::wait(std::size_t at_least, std::chrono::nanoseconds timeout) {
+    Shared &all = shared();
+    std::unique_lock lock(all.mutex);
+    return all.done.wait_for(lock, timeout, [&] { return all.back >= at_least; });
+}
+
+std::vector<std::int32_t> Errands::receive() {
+    Shared &all = shared();
+    const std::lock_guard lock(all.mutex);
+    std::vector<std::int32_t> envs;
+    envs.reserve(all.back);
+    for (std::size_t env = 0; env < all.out.size() && envs.size() < all.back; ++env)
+        if (all.out[env] == 2) {
+            all.out[env] = 0;
+            envs.push_back(static_cast<std::int32_t>(env));
+        }
+    all.away -= envs.size();
+    all.back = 0;
+    return envs;
+}
+
+bool Errands::under_way(std::int32_t env) {
+    Shared &all = shared();
+    const std::lock_guard lock(all.mutex);
+    return all.out[static_cast<std::size_t>(env)] != 0;
+}
+
+std::size_t Errands::count() {
+    Shared &all = shared();
+    const std::lock_guard lock(all.mutex);
+    return all.away;
+}
+
+} // namespace memlane

@@ -1,0 +1,64 @@
+"""Makes ``gymnasium.make("memlane/CartPole-v1")`` and ``gymnasium.make_vec`` know the native environments.
+
+``import memlane`` must not import gymnasium, which takes longer than all of memlane. So when gymnasium is not there
+yet, this waits for whoever imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from memlane import _native
+
+NAMESPACE = "memlane"
+
+
+def register_envs() -> None:
+    """Tell Gymnasium, now or as soon as it is imported."""
+    if "gymnasium" in sys.modules:
+        _register()
+    else:
+        sys.meta_path.insert(0, _AfterGymnasium())
+
+
+def _register() -> None:
+    from gymnasium import register, registry
+
+    for name, (_, max_episode_steps, num_agents) in _native.built_in_envs().items():
+        identity = f"{NAMESPACE}/{name}"
+        if identity not in registry:
+            register(
+                identity,
+                entry_point="memlane.native:NativeEnv" if num_agents == 1 else None,
+                vector_entry_point="memlane.native:make",
+                max_episode_steps=max_episode_steps or None,
+                kwargs={"name": name},
+            )
+
+
+class _AfterGymnasium(MetaPathFinder):
+    """Finds gymnasium as it would be found anyway, and registers when it has been executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name != "gymnasium":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _register()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
