@@ -11,12 +11,8 @@ import sys
 
 sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
-import contextlib
 import importlib.util
-import json
 import os
-import signal
-import subprocess
 import tempfile
 import time
 from collections import OrderedDict
@@ -28,12 +24,10 @@ from typing import Any
 
 import numpy as np
 from harness import Contender, Expectation, Kind, Report, Table, parser, race, ratio
+from turns import Effort, answer_turn, in_new_process, measured, turn_in_new_process
 from vector_workloads import MAKE, Mixed, draw_actions, env_fns, make, missing_for, plain_loops
 
 CORES = len(os.sched_getaffinity(0))
-BYTECODE = tempfile.TemporaryDirectory()
-TURN_SECONDS = 180
-"""When a turn has not finished by then, it never will."""
 SLEEPERS = 64
 """So many environments sleep at the same time, each in a worker of its own where a library allows it."""
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -266,17 +260,7 @@ def take_turn(request: dict[str, Any]) -> list[float]:
     if request["builder"] == "plain_loops":
         return plain_loops(work.workload, work.num_envs, seconds=seconds, **request["settings"])[1:]
     driver = BUILDERS[request["builder"]](work, **request["settings"])
-    values = []
-    for one in seconds:
-        steps = 0
-        begin = end = time.monotonic_ns()
-        deadline = begin + int(one * 1e9)
-        while end < deadline:
-            steps += driver.advance()
-            end = time.monotonic_ns()
-        values.append((end - begin) / steps)
-    driver.close()
-    return values[1:]
+    return measured(driver.advance, driver.close, seconds)
 
 
 # ------------------------------------------------------------------------------------------ in the process of the run
@@ -294,43 +278,9 @@ class Entry:
     skip: str = ""
 
 
-@dataclass
-class Effort:
-    blocks: int
-    seconds: float
-    warm_up: float
-
-
-def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SECONDS) -> None:
-    """Run it to its end, in a session of its own, so that all its workers can be ended with it."""
-    # Several threads in each of many workers only get in each other's way. Modules are compiled once, as they are for
-    # users: nobody sees a start-up that compiles twice.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": BYTECODE.name}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    with open(Path(folder, "output"), "w+") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            code = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"not finished after {seconds} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if code != 0:
-            output.seek(0)
-            lines = output.read().strip().splitlines() or [f"ended with code {code}"]
-            raise RuntimeError(lines[-1].strip())
-
-
 def turn(entry: Entry, work: Work, effort: Effort) -> list[float]:
     request = {"builder": entry.builder, "settings": entry.settings} | vars(work) | vars(effort)
-    with tempfile.TemporaryDirectory() as folder:  # also because pufferlib leaves a link where it is imported
-        in_new_process([sys.executable, str(Path(__file__).resolve()), "--turn", json.dumps(request)], folder)
-        values: list[float] = json.loads(Path(folder, "values.json").read_text())
-    return values
+    return turn_in_new_process(__file__, request)
 
 
 def contenders(entries: Sequence[Entry], work: Work, effort: Effort) -> list[Contender]:
@@ -611,6 +561,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--turn"]:
-        Path("values.json").write_text(json.dumps(take_turn(json.loads(sys.argv[2]))))
+        answer_turn(take_turn)
     else:
         main()

@@ -136,6 +136,18 @@ void Host::begin_episodes(std::int32_t begin, std::int32_t end) {
     std::fill_n(buffers_.steps + first, many, 0);
     std::memset(buffers_.alive + first * static_cast<std::size_t>(num_agents_), 1, many * static_cast<std::size_t>(num_agents_));
     spec_.reset(&envs_, begin, end);
+    if (num_agents_ > 1)
+        for (std::int32_t row = begin * num_agents_; row < end * num_agents_; ++row)
+            if (!buffers_.alive[row])
+                show_nothing(row);
+}
+
+// Who is not in the game sees zeros.
+void Host::show_nothing(std::int32_t row) {
+    for (std::size_t field = 0; field < observation_bytes_.size(); ++field)
+        std::memset(static_cast<std::byte *>(buffers_.observations[field]) +
+                        static_cast<std::size_t>(row) * observation_bytes_[field],
+                    0, observation_bytes_[field]);
 }
 
 int Host::threads_that_pay() const {
@@ -277,10 +289,7 @@ bool Host::end_game(std::int32_t index) {
         if (!buffers_.alive[row]) {
             buffers_.rewards[row] = 0;
             buffers_.terminated[row] = buffers_.truncated[row] = 0;
-            for (std::size_t field = 0; field < observation_bytes_.size(); ++field)
-                std::memset(static_cast<std::byte *>(buffers_.observations[field]) +
-                                static_cast<std::size_t>(row) * observation_bytes_[field],
-                            0, observation_bytes_[field]);
+            show_nothing(row);
             continue;
         }
         buffers_.terminated[row] = buffers_.terminated[row] != 0;

@@ -65,6 +65,7 @@ class Host {
     void step_running(std::int32_t begin, std::int32_t end);
     std::int32_t end_episodes(std::int32_t begin, std::int32_t end);
     bool end_game(std::int32_t index);
+    void show_nothing(std::int32_t row);
     void keep_last(std::int32_t index);
     std::int32_t step_measured();
     std::int32_t step_alone();

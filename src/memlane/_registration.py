@@ -29,12 +29,12 @@ def register_envs() -> None:
 def _register() -> None:
     from gymnasium import register, registry
 
-    for name, (_, max_episode_steps, num_agents) in _native.built_in_envs().items():
+    for name, (_, max_episode_steps, _) in _native.built_in_envs().items():
         identity = f"{NAMESPACE}/{name}"
         if identity not in registry:
             register(
                 identity,
-                entry_point="memlane.native:NativeEnv" if num_agents == 1 else None,
+                entry_point="memlane.native:NativeEnv",
                 vector_entry_point="memlane.native:make",
                 max_episode_steps=max_episode_steps or None,
                 kwargs={"name": name},

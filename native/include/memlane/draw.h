@@ -9,7 +9,8 @@ typedef struct memlane_canvas {
     int width, height;
 } memlane_canvas;
 
-static inline int memlane_clip(double value, int most) { return value < 0 ? 0 : value > most ? most : (int)value; }
+/* Not a number counts as 0. */
+static inline int memlane_clip(double value, int most) { return !(value > 0) ? 0 : value > most ? most : (int)value; }
 
 static inline void memlane_rectangle(memlane_canvas canvas, double left, double top, double right, double bottom, uint8_t red,
                                      uint8_t green, uint8_t blue) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from memlane import _native
 from memlane.native.spec import CSpec, Spec, SpecError, read_spec
@@ -31,11 +32,15 @@ def open_library(path: str | os.PathLike[str]) -> Spec:
     file = Path(path)
     if not file.exists():
         raise FileNotFoundError(f"there is no {file}; `memlane build` makes it from the C file")
-    try:
-        # Its own names stay its own: two libraries may both have a function `helper`.
-        library = ctypes.CDLL(str(file.resolve()), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-    except OSError as error:
-        raise SpecError(f"{file} cannot be loaded: {error}") from None
+    with TemporaryDirectory() as folder:
+        # Through a name of its own: the loader goes by names, and would hand out the old library after a new build.
+        link = Path(folder, file.name)
+        link.symlink_to(file.resolve())
+        try:
+            # Its own names stay its own: two libraries may both have a function `helper`.
+            library = ctypes.CDLL(str(link), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise SpecError(f"{file} cannot be loaded: {str(error).replace(str(link), str(file))}") from None
     try:
         spec = CSpec.in_dll(library, _SYMBOL)
     except ValueError:

@@ -24,7 +24,7 @@ from memlane.core import Layout, Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.native.spec import FieldOf, Spec
-from memlane.spaces import Column
+from memlane.spaces.paths import BARE
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column
 from memlane.vector.slots import store_observations, store_step
@@ -94,6 +94,8 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             self._fields = layout.views(_zeros(layout.nbytes))
         self._pid = os.getpid()
         limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
+        if limit < 0:
+            raise ValueError(f"max_episode_steps must be None (its own), 0 (no limit) or more, found {limit}")
         self._host = _native.EnvHost(
             spec.address,
             self.num_games,
@@ -106,11 +108,12 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         )
         if (wrong := self._host.init()) is not None:
             raise ValueError(f"{spec.name}: {wrong}")
-        observations = _column("observation", self.single_observation_space, self._fields)
-        self._final = _column("final_observation", self.single_observation_space, self._fields)
-        self._actions = _column("action", self.single_action_space, self._fields)
-        named = {_path("observation", name): array for name, array in self._fields.items()}
-        self._observations = Observations(observations, self.single_observation_space, named, self._segment, copy=copy)
+        observations = part_column("observation", self.single_observation_space, self._fields)
+        self._final = part_column("final_observation", self.single_observation_space, self._fields)
+        self._actions = part_column("action", self.single_action_space, self._fields)
+        self._observations = Observations(
+            observations, self.single_observation_space, self._fields, self._segment, copy=copy
+        )
         self._lent = self._observations.batch() if self._observations.same else None
         shown = [self._fields[name] for name in ("rewards", "terminated", "truncated")]
         self._rewards, self._terminated, self._truncated = (_read_only(array) for array in shown)
@@ -171,7 +174,8 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError("the first reset must be of all environments; leave out options['reset_mask']")
         self._host.reset(mask)
         self._has_begun = True
-        return self._batch(), self._infos()
+        self._told = bool(self._info_views)
+        return self._batch(), self._infos(of_step=False)
 
     def _seed(self, seeds: list[int | None], mask: NDArray[np.bool_] | None) -> None:
         """Where there is a seed, the random word becomes one that depends on nothing else."""
@@ -191,7 +195,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         return self._batch(), rewards, terminated, truncated, self._infos()
 
     def _advance(self, actions: Any) -> None:
-        if self._away or not self._has_begun or self._segment is not None:
+        if self._away or self.closed or not self._has_begun or self._segment is not None:
             self._running("step")
         ended = self._host.step(actions)
         if ended < 0:
@@ -239,11 +243,11 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ------------------------------------------------------------------------------------------------------------ infos
 
-    def _infos(self) -> dict[str, Any]:
+    def _infos(self, of_step: bool = True) -> dict[str, Any]:
         infos = dict(self._info_views)
         if self.copy:
             infos = {name: array.copy() for name, array in infos.items()}
-        if self._told and self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended.any():
+        if of_step and self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended.any():
             infos.update(self._last_words())
         return infos
 
@@ -273,17 +277,14 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
         """A step straight into a slot of a rollout ring: see ``memlane.vector.AsyncVectorEnv.step_into``."""
         self._advance(actions)
-        store_step(slot, index, self._rewards, self._terminated, self._truncated, self._rows_for_slots())
+        store_step(slot, index, self._rewards, self._terminated, self._truncated, self._fields)
         return self._infos()
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
         """``reset``, with the observations where the first step begins; see ``step_into``."""
         _, infos = self.reset(**kwargs)
-        store_observations(slot, 0, self._rows_for_slots())
+        store_observations(slot, 0, self._fields)
         return infos
-
-    def _rows_for_slots(self) -> dict[str, NDArray[Any]]:
-        return {_path("observation", name): self._fields[name] for name in self._fields}
 
     # ---------------------------------------------------------------------------------------------------- send and recv
 
@@ -377,7 +378,7 @@ def _fields(spec: Spec, games: int) -> dict[str, FieldSpec]:
     }
     for part, several in _parts(spec).items():
         for one in several:
-            fields[f"{part}.{one.name}"] = (one.dtype, (rows, *one.shape))
+            fields[_field_name(part, one)] = (one.dtype, (rows, *one.shape))
     return fields
 
 
@@ -395,17 +396,13 @@ def _arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
     """As the host wants them: one array each, or one for each field of the spec."""
     arrays: dict[str, Any] = {name: array for name, array in fields.items() if "." not in name}
     for part, several in _parts(spec).items():
-        arrays[f"{part}s"] = [fields[f"{part}.{one.name}"] for one in several]
+        arrays[f"{part}s"] = [fields[_field_name(part, one)] for one in several]
     return arrays
 
 
-def _column(part: str, space: Any, fields: dict[str, NDArray[Any]]) -> Column | None:
-    return part_column(part, space, {_path(part, name): array for name, array in fields.items()})
-
-
-def _path(part: str, name: str) -> str:
-    """A field's name as ``memlane.spaces`` has it: what is not part of a dict is called ``value``."""
-    return f"{part}.value" if name == f"{part}." else name
+def _field_name(part: str, one: FieldOf) -> str:
+    """As ``memlane.spaces`` calls it: what is not part of a dict is the ``value``."""
+    return f"{part}.{one.name or BARE}"
 
 
 def _as_arrays(space: Any, actions: Any) -> Any:

@@ -1,0 +1,175 @@
+"""How many steps per second do environments written in C make, seen from Python, and how far is that from bare C?
+
+Each turn of a contender is a new process: it makes the environments, resets them, warms up, and measures a few blocks.
+Actions are drawn before the clock starts.
+"""
+
+from __future__ import annotations
+
+import sys
+
+sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from harness import BARE, Contender, Expectation, Kind, Report, Table, parser, race, ratio
+from turns import Effort, answer_turn, measured, turn_in_new_process
+
+CORES = len(os.sched_getaffinity(0))
+BARE_ENVS = BARE.with_name("bare_envs")
+ENVS = ["CartPole-v1", "Pendulum-v1"]
+NUMPY = {"CartPole-v1": "gymnasium's NumPy"}
+"""Gymnasium has a vector environment of its own for this one only."""
+
+
+# ------------------------------------------------------------------------------------------- in the process of a turn
+
+
+def take_turn(request: dict[str, Any]) -> list[float]:
+    env, num_envs = BUILDERS[request["builder"]](request["env"], request["num_envs"], **request["settings"])
+    space = env.single_action_space if hasattr(env, "single_action_space") else env.action_space
+    draw = np.random.default_rng(0)
+    if hasattr(space, "n"):
+        drawn = draw.integers(0, space.n, (64, num_envs))
+    else:
+        drawn = draw.uniform(space.low, space.high, (64, num_envs, *space.shape))
+    actions, step = cycle(list(drawn.astype(space.dtype))), env.step
+
+    def advance() -> int:
+        step(next(actions))
+        return num_envs
+
+    return measured(advance, env.close, [request["warm_up"], *[request["seconds"]] * request["blocks"]])
+
+
+def memlane(name: str, num_envs: int, **settings: Any) -> tuple[Any, int]:
+    import memlane.native
+
+    env = memlane.native.make(name, num_envs=num_envs, **settings)
+    env.reset(seed=0)
+    return env, num_envs
+
+
+def gymnasium_numpy(name: str, num_envs: int) -> tuple[Any, int]:
+    import gymnasium
+
+    env = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point")
+    env.reset(seed=0)
+    return env, num_envs
+
+
+def envpool(name: str, num_envs: int, threads: int) -> tuple[Any, int]:
+    import envpool
+
+    env = envpool.make_gymnasium(name, num_envs=num_envs, num_threads=threads)
+    env.reset()
+    return env, num_envs
+
+
+BUILDERS: dict[str, Callable[..., tuple[Any, int]]] = {
+    "memlane": memlane,
+    "gymnasium_numpy": gymnasium_numpy,
+    "envpool": envpool,
+}
+
+
+# ------------------------------------------------------------------------------------------ in the process of the run
+
+
+def bare_loops(name: str, num_envs: int, threads: int, effort: Effort) -> list[float]:
+    command = [str(BARE_ENVS), name, str(num_envs), str(threads), str(effort.seconds), str(effort.blocks + 1)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return [float(line) for line in done.stdout.split()][1:]
+
+
+def contenders(name: str, num_envs: int, effort: Effort) -> list[Contender]:
+    def in_turn(builder: str, **settings: Any) -> Callable[[], list[float]]:
+        request = {"builder": builder, "env": name, "num_envs": num_envs, "settings": settings} | vars(effort)
+        return lambda: turn_in_new_process(__file__, request)
+
+    def bare(threads: int) -> Callable[[], list[float]]:
+        return lambda: bare_loops(name, num_envs, threads, effort)
+
+    threads = sorted({1, CORES})
+    no_bare = "" if os.access(BARE_ENVS, os.X_OK) else "build/native/bare_envs is not built (make build/native/.built)"
+    no_envpool = "" if importlib.util.find_spec("envpool") else "envpool is not installed"
+    made = [
+        Contender("memlane", "memlane", in_turn("memlane")),
+        *[Contender(f"memlane, {_threads(one)}", "memlane", in_turn("memlane", num_threads=one)) for one in threads],
+        Contender("memlane, copy=True", "memlane", in_turn("memlane", copy=True)),
+        *[
+            Contender(f"envpool, {_threads(one)}", "peer", in_turn("envpool", threads=one), no_envpool)
+            for one in threads
+        ],
+        *[Contender(f"bare C, {_threads(one)}", "limit", bare(one), no_bare) for one in threads],
+    ]
+    if name in NUMPY:
+        made.append(Contender(NUMPY[name], "peer", in_turn("gymnasium_numpy")))
+    return made
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread" + ("s" if count > 1 else "")
+
+
+def best(rows: Sequence[Contender], prefix: str, kind: Kind) -> Contender | None:
+    found = [one for one in rows if one.rounds and one.kind == kind and one.name.startswith(prefix)]
+    return min(found, key=lambda one: one.median, default=None)
+
+
+def times(slower: Contender | None, faster: Contender | None) -> float | None:
+    return ratio(slower, faster) if slower and faster else None
+
+
+def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
+    where = f"{num_envs} {name}"
+    rows = table.contenders
+    ours, alone = table["memlane"], table["memlane, 1 thread"]
+    if num_envs == 64:
+        report.expect(
+            Expectation(f"{where}: the automatic choice of threads is never slower than one thread",
+                        times(alone, ours), at_least=0.95),
+        )  # fmt: skip
+    if num_envs >= 1024:
+        for threads in sorted({1, CORES}):
+            report.expect(
+                Expectation(f"{where}: at least 80% of the bare C loop, {_threads(threads)}",
+                            times(best(rows, f"bare C, {_threads(threads)}", "limit"),
+                                  table[f"memlane, {_threads(threads)}"]), at_least=0.8),
+            )  # fmt: skip
+    if num_envs == 1024:
+        if name in NUMPY:
+            report.expect(Expectation(f"{where}: at least 10 times as fast as {NUMPY[name]} vector environment",
+                                      times(best(rows, NUMPY[name], "peer"), ours), at_least=10))  # fmt: skip
+        report.expect(Expectation(f"{where}: at least 50 times as fast as envpool's best",
+                                  times(best(rows, "envpool", "peer"), ours), at_least=50))  # fmt: skip
+
+
+def main() -> None:
+    made = parser(__doc__.splitlines()[0])
+    made.add_argument("--envs", nargs="*", choices=ENVS, default=ENVS, help="which environments (default: all)")
+    made.add_argument("--num-envs", nargs="*", type=int, help="how many of them (default: 64 1024 4096)")
+    options = made.parse_args()
+    effort = Effort(2, 0.02, 0.02) if options.quick else Effort(5, 0.2, 0.3)
+    rounds = options.rounds or (2 if options.quick else 7)
+    report = Report("native_envs", options, peers=["gymnasium", "envpool"])
+    for name in options.envs:
+        for num_envs in options.num_envs or ([64] if options.quick else [64, 1024, 4096]):
+            rows = contenders(name, num_envs, effort)
+            race(rows, rounds)
+            table = Table(f"{num_envs} {name}", "memlane", rows, "one step of one of them", rate="steps/s")
+            expect(report, name, num_envs, report.add(table))
+    report.finish()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--turn"]:
+        answer_turn(take_turn)
+    else:
+        main()

@@ -1,0 +1,383 @@
+"""Collectors: processes that fill a ring with rollouts, as the learner sees them: started, paced, watched, replaced.
+
+Pacing is by credits. A collector needs one for every rollout that it begins. The learner hands them out again once it
+has published what it learned from a rollout, so that never more than ``under_way`` rollouts are between the two: that
+bounds how many versions the policy can be ahead of the data, and nothing has to be thrown away.
+
+    field        written by     when
+    stop         the learner    once
+    granted[w]   the learner    a signal: how many rollouts worker w may have begun since the start
+    told[w]      worker w       all the time: see ``BEGUN`` and those after it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from memlane.core import SIGNAL, Layout, Peer, PeerDied, Segment, die_with
+from memlane.core.liveness import how_ended
+from memlane.ipc.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
+from memlane.ipc.protocols import Collect, CollectorJoined, CollectorLost, Event, Stopped
+from memlane.ipc.ring import ReadSlot, Ring, WriteSlot
+from memlane.ipc.weights import Weights
+
+BEGUN, COMMITTED, STEPS, WAIT_NS, ENV_NS, POLICY_NS, VERSION = range(7)
+_LINE = 8  # words in a cache line: what different processes write does not share one
+_ALL_OF_THEM = 1 << 40
+"""More credits than anybody uses: it wakes whoever waits for one."""
+_STOP_SECONDS, _TERM_SECONDS, _KILL_SECONDS = 2.0, 1.0, 1.0
+"""How long a collector has to end by itself, after SIGTERM, and after SIGKILL."""
+_PRELOAD = ["torch", "memlane.ipc.collectors"]
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """What happens when a collector dies."""
+
+    most: int = 10
+    """In ``window`` seconds; one that dies more often stays away."""
+    window: float = 60.0
+    min_collectors: int = 1
+    """With fewer, the run ends."""
+
+
+class Control:
+    """The segment that the learner and its collectors speak through."""
+
+    def __init__(self, collectors: int) -> None:
+        self._open(
+            Segment.create(
+                {
+                    "stop": (SIGNAL, ()),
+                    "granted": (SIGNAL, (collectors,)),
+                    "told": ("int64", (collectors, _LINE)),
+                }
+            )
+        )
+
+    def _open(self, segment: Segment) -> None:
+        self.segment = segment
+        self.stop = segment.signal("stop")
+        self.told = segment["told"]
+        self.granted = [segment.signal("granted", worker) for worker in range(len(self.told))]
+
+    def __getstate__(self) -> Segment:
+        return self.segment
+
+    def __setstate__(self, segment: Segment) -> None:
+        self._open(segment)
+
+
+# ------------------------------------------------------------------------------------------------- in the collector
+
+
+class Sink:
+    """Where a collector puts its rollouts."""
+
+    def __init__(self, ring: Ring, control: Control, worker: int, learner: Peer) -> None:
+        self._writer = ring.writer(worker)
+        self._control = control
+        self._told = control.told[worker]
+        self._granted = control.granted[worker]
+        self._learner = (learner,)
+
+    def open(self) -> CountedSlot:
+        told, begin = self._told, time.monotonic_ns()
+        self._granted.wait(int(told[BEGUN]) + 1, peers=self._learner)
+        if self._control.stop.value:
+            raise Stopped("the run has ended")
+        slot = CountedSlot(self._writer.claim(peers=self._learner), told)
+        told[WAIT_NS] += time.monotonic_ns() - begin
+        told[BEGUN] += 1
+        return slot
+
+
+class CountedSlot(Mapping[str, Any]):
+    """A claimed slot that is counted when it is committed."""
+
+    def __init__(self, slot: WriteSlot, told: Any) -> None:
+        self._slot = slot
+        self._told = told
+
+    def __getitem__(self, name: str) -> Any:
+        return self._slot[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._slot)
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
+        self._slot.commit(policy_version=policy_version, rows=rows)
+        self._told[COMMITTED] += 1
+        self._told[VERSION] = policy_version
+
+    def __enter__(self) -> CountedSlot:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._slot.release()
+
+
+class Subscriber:
+    """The learner's weights, as a collector reads them."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    @property
+    def version(self) -> int:
+        return self._weights.version
+
+    def read(self, out: Mapping[str, Any]) -> int:
+        return self._weights.read(out)[0]
+
+
+class Context:
+    def __init__(self, control: Control, worker: int, incarnation: int, reporter: Reporter) -> None:
+        self.worker = worker
+        self.collectors = len(control.told)
+        self.incarnation = incarnation
+        self._told = control.told[worker]
+        self._reporter = reporter
+
+    @property
+    def rollout(self) -> int:
+        return int(self._told[COMMITTED])
+
+    def tell(self, *, steps: int = 0, env_ns: int = 0, policy_ns: int = 0) -> None:
+        told = self._told
+        told[STEPS] += steps
+        told[ENV_NS] += env_ns
+        told[POLICY_NS] += policy_ns
+        self._reporter.step(int(told[STEPS]))
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a collector's process is given. ``content`` is (make_env, collect), pickled so that lambdas and classes
+    of a script survive."""
+
+    worker: int
+    incarnation: int
+    content: bytes
+    ring: Ring
+    weights: Weights
+    errors: CollectorErrors
+    control: Control
+    learner: Peer
+
+
+def _run(task: Task) -> None:
+    """A collector's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's, who then says stop
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with(task.learner)
+    if "torch" in sys.modules:
+        # One thread each: several in each of many processes only get in each other's way.
+        sys.modules["torch"].set_num_threads(1)
+    # PeerDied: the learner is gone, and so will we be.
+    with contextlib.suppress(Stopped, PeerDied), task.errors.reporting(task.worker) as reporter:
+        make_env, collect = cloudpickle.loads(task.content)
+        env = make_env(task.worker)
+        try:
+            context = Context(task.control, task.worker, task.incarnation, reporter)
+            sink = Sink(task.ring, task.control, task.worker, task.learner)
+            with contextlib.suppress(Stopped):
+                collect(env, Subscriber(task.weights), sink, context)
+        finally:
+            env.close()
+
+
+# --------------------------------------------------------------------------------------------------- in the learner
+
+
+@dataclass(eq=False)
+class _Handle:
+    process: BaseProcess
+    peer: CollectorPeer
+    incarnation: int
+
+
+class Collectors:
+    """``count`` collectors in processes of their own. Also the source of their rollouts."""
+
+    def __init__(
+        self,
+        count: int,
+        make_env: Callable[[int], Any],
+        collect: Collect,
+        *,
+        slot: Layout,
+        weights: Weights,
+        under_way: int,
+        restarts: Restarts | None = None,
+        on_event: Callable[[Event], object] = bool,
+        context: str = "forkserver",
+    ) -> None:
+        """``under_way`` is how many rollouts there may be from their first step until they have been learned from, of
+        all collectors together; each needs one. ``on_event`` hears of collectors that are lost and that join."""
+        if count < 1:
+            raise ValueError(f"there must be at least 1 collector, found {count}")
+        if under_way < count:
+            raise ValueError(f"each of {count} collectors needs a rollout under way, found {under_way} for all")
+        self.count = count
+        self.restarts = restarts or Restarts()
+        self.on_event = on_event
+        self._content = cloudpickle.dumps((make_env, collect))
+        self.ring = Ring(slot, num_slots=under_way, overflow="block")
+        self.weights = weights
+        self.control = Control(count)
+        self.errors = CollectorErrors(count)
+        self._reader = self.ring.reader()
+        self._context = mp.get_context(context)
+        if context == "forkserver":
+            forkserver.set_forkserver_preload(_PRELOAD)
+        self._handles: dict[int, _Handle] = {}
+        self._taken = [0] * count
+        self._spent = [0] * count
+        """Rollouts that were taken and have not been paid back."""
+        self._deaths: list[float] = []
+        self.total_restarts = 0
+        self._stopped = False
+        for worker in range(count):
+            self.control.granted[worker].add(under_way // count + (worker < under_way % count))
+
+    def start(self) -> None:
+        for worker in range(self.count):
+            self._start(worker, 0)
+
+    def _start(self, worker: int, incarnation: int) -> None:
+        task = Task(
+            worker, incarnation, self._content, self.ring, self.weights, self.errors, self.control,
+            Peer.current("learner"),
+        )  # fmt: skip
+        process = self._context.Process(target=_run, args=(task,), name=f"memlane collector {worker}")  # type: ignore[attr-defined]
+        process.start()
+        assert process.pid is not None
+        self._handles[worker] = _Handle(process, self.errors.watch(worker, process.pid), incarnation)
+        self.on_event(CollectorJoined(worker, incarnation, process.pid))
+
+    # ------------------------------------------------------------------------------------------------------ rollouts
+
+    def take(self, timeout: float | None = None) -> ReadSlot:
+        """The oldest rollout that nobody has taken. Meanwhile the dead are replaced; a collector that raised ends the
+        wait with its own error."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0)
+            try:
+                slot = self._reader.take(left, [handle.peer for handle in self._handles.values()])
+            except CollectorError as error:
+                self._lost(error)
+                continue
+            self._taken[slot.writer] += 1
+            self._spent[slot.writer] += 1
+            return slot
+
+    def pay_back(self) -> None:
+        """What was learned from the rollouts taken so far is published: as many new ones may begin."""
+        for worker, many in enumerate(self._spent):
+            if many:
+                self._spent[worker] = 0
+                self._grant(worker, many)
+
+    def _grant(self, worker: int, many: int) -> None:
+        if worker not in self._handles:  # it stays away: somebody else makes its rollouts
+            worker = min(self._handles)
+        self.control.granted[worker].add(many)
+
+    def check(self) -> None:
+        """Replace the dead, without waiting for a rollout; ``CollectorError`` if one raised."""
+        for handle in list(self._handles.values()):
+            if handle.peer.failed or not handle.peer.alive:
+                self._lost(handle.peer.error(""))
+
+    def _lost(self, error: CollectorError) -> None:
+        worker = error.worker
+        handle = self._handles.get(worker)
+        if handle is None or handle.peer.pid != error.pid:
+            return
+        if error.remote_traceback:  # it raised: it would again
+            raise error
+        handle.process.join(1)
+        code = handle.process.exitcode
+        cause = str(error) if code is None else f"collector {worker} (pid {error.pid}) {how_ended(code)}"
+        del self._handles[worker]
+        now = time.monotonic()
+        self._deaths = [death for death in self._deaths if now - death < self.restarts.window] + [now]
+        replaced = len(self._deaths) <= self.restarts.most
+        self.on_event(CollectorLost(worker, handle.incarnation, error.pid, cause, replaced))
+        told = self.control.told[worker]
+        # What it had begun is lost; its successor may begin that anew.
+        told[BEGUN] = max(int(told[COMMITTED]), self._taken[worker])
+        if replaced:
+            self.total_restarts += 1
+            self._start(worker, handle.incarnation + 1)
+            return
+        if len(self._handles) < max(self.restarts.min_collectors, 1):
+            raise CollectorError(
+                f"{cause}; {len(self._deaths)} deaths in {self.restarts.window:g} s are more than the "
+                f"{self.restarts.most} that are replaced, and {len(self._handles)} collectors are left of at least "
+                f"{self.restarts.min_collectors} that the run needs",
+                worker=worker, pid=error.pid, type_name=error.type_name, remote_traceback="", step=error.step,
+            )  # fmt: skip
+        unused = self.control.granted[worker].value - int(told[BEGUN])
+        self._grant(worker, unused)
+
+    # --------------------------------------------------------------------------------------------------------- facts
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {worker: handle.peer.pid for worker, handle in self._handles.items()}
+
+    def counters(self) -> dict[str, int]:
+        """Sums over all collectors since the start."""
+        told = self.control.told.sum(axis=0)
+        names = {"steps": STEPS, "wait_ns": WAIT_NS, "env_ns": ENV_NS, "policy_ns": POLICY_NS, "rollouts": COMMITTED}
+        counts = {name: int(told[place]) for name, place in names.items()}
+        return {**counts, "restarts": self.total_restarts, "collectors": len(self._handles), "unread": self.ring.unread}
+
+    # ---------------------------------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Stop: by word, then with SIGTERM, then with SIGKILL, each with its own limit. Again is harmless."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self.control.stop.store(1)
+        for granted in self.control.granted:
+            granted.add(_ALL_OF_THEM)
+        processes = [handle.process for handle in self._handles.values()]
+        for seconds, signum in (
+            (_STOP_SECONDS, None),
+            (_TERM_SECONDS, signal.SIGTERM),
+            (_KILL_SECONDS, signal.SIGKILL),
+        ):
+            if signum is not None:
+                for process in processes:
+                    if process.exitcode is None and process.pid is not None:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(process.pid, signum)
+            deadline = time.monotonic() + seconds
+            for process in processes:
+                process.join(max(deadline - time.monotonic(), 0))
+            if all(process.exitcode is not None for process in processes):
+                break
+        self._handles.clear()
+        self.ring.close()
+        self.errors.close()
+        self.control.segment.close()

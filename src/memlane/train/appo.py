@@ -1,0 +1,521 @@
+"""APPO: proximal policy optimisation whose collectors do not wait for the learner.
+
+A rollout carries the probabilities of the policy that made it. When that policy is the current one, advantages are
+GAE's; when the learner is ahead by then, V-trace corrects for it. The loss is PPO's, clipped around the policy that
+collected (Schulman and others, 2017; Espeholt and others, 2018; Petrenko and others, 2020).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import Space
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memlane.core.layout import FieldSpec
+from memlane.ipc.async_runner import AsyncRunner
+from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, TakenSlot, WeightSubscriber
+from memlane.ipc.tensors import layout_of
+from memlane.train.environments import Make, make_envs
+from memlane.train.networks import ActorCritic, NetworkConfig, State, masked, parts_of
+from memlane.train.returns import gae, v_trace
+from memlane.train.run import Metrics, Run
+
+
+@dataclass(frozen=True)
+class APPOConfig:
+    steps: int = 32
+    """Of each environment in a rollout."""
+    epochs: int = 4
+    """How often each rollout is learned from."""
+    minibatch: int = 512
+    """Rows of one gradient step."""
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip: float = 0.2
+    value_coef: float = 0.5
+    entropy_coef: float = 0.0
+    learning_rate: float = 3e-4
+    schedule: Literal["constant", "linear", "adaptive"] = "linear"
+    """``linear`` goes to 0 at the end; ``adaptive`` keeps each update's KL divergence near ``target_kl``."""
+    clip_schedule: Literal["constant", "linear"] = "constant"
+    target_kl: float = 0.01
+    stop_kl: float = 0.0
+    """No more epochs once an update has changed the policy by so much; 0: all epochs."""
+    max_grad_norm: float = 0.5
+    normalize_advantages: bool = True
+    reward_scale: float = 1.0
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+
+# ------------------------------------------------------------------------------------------------------- rollouts
+
+
+def slot_fields(
+    observations: Space[Any], actions: ActorCritic, steps: int, envs: int, lstm: int
+) -> dict[str, FieldSpec]:
+    """What a rollout is made of, time first. ``obs`` has one row more: what the last steps left."""
+    rows = (steps, envs)
+    made: dict[str, FieldSpec] = {
+        f"obs.{name}": (space.dtype or np.dtype("float32"), (steps + 1, envs, *(space.shape or ())))
+        for name, space in parts_of(observations).items()
+    }
+    dtype = "int64" if actions.actions.dtype == torch.int64 else "float32"
+    made |= {
+        "actions": (dtype, (*rows, *actions.actions.shape)),
+        "log_probs": ("float32", rows),
+        "rewards": ("float32", rows),
+        "terminated": ("bool", rows),
+        "truncated": ("bool", rows),
+        "valid": ("bool", rows),
+        "begins": ("bool", (steps + 1, envs)),
+        "episode_returns": ("float32", rows),
+        "episode_lengths": ("int32", rows),
+    }
+    if lstm:
+        made["state"] = ("float32", (2, 1, envs, lstm))
+    return made
+
+
+@dataclass(frozen=True)
+class Collector:
+    """``collect`` for APPO. In deterministic mode everything begins anew every ``fresh_every`` rollouts, from seeds
+    that depend on nothing but the rollout's number: so does whoever resumes there."""
+
+    config: APPOConfig
+    seed: int
+    first_rollout: int = 0
+    fresh_every: int = 0
+
+    def __call__(self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext) -> None:
+        torch.set_num_threads(1)
+        steps = self.config.steps
+        policy = ActorCritic(env.single_observation_space, env.single_action_space, self.config.network)
+        tensors = policy.state_dict()
+        trip = Trip(env, policy)
+        while True:
+            with sink.open() as slot:
+                version = weights.read(tensors)
+                number = self.first_rollout + context.rollout
+                if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
+                    life = number if self.fresh_every else 1_000_003 * context.incarnation
+                    trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
+                env_ns, policy_ns = trip.fill(slot, steps)
+                slot.commit(policy_version=version, rows=steps * trip.envs)
+            context.tell(steps=steps * trip.envs, env_ns=env_ns, policy_ns=policy_ns)
+
+
+class Trip:
+    """Environments on their way, from rollout to rollout."""
+
+    def __init__(self, env: Any, policy: ActorCritic) -> None:
+        self.env = env
+        self.policy = policy
+        self.envs = int(env.num_envs)
+        self.names = list(parts_of(env.single_observation_space))
+        self.begun = False
+
+    def begin(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.observations, _ = self.env.reset(seed=seed % 2**31)
+        self.state: State | None = self.policy.no_state(self.envs)
+        self.valid = np.ones(self.envs, np.bool_)
+        self.begins = np.ones(self.envs, np.bool_)
+        self.returns = np.zeros(self.envs)
+        self.lengths = np.zeros(self.envs, np.int32)
+        self.begun = True
+
+    def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
+        """One rollout; how long the environments took, and the policy."""
+        env_ns = policy_ns = 0
+        views = {name: slot[name] for name in slot}
+        arrays = {name: views[f"obs.{name}"] for name in self.names}
+        if self.state is not None:
+            views["state"][...] = torch.stack(self.state).numpy()
+        finished, lengths = views["episode_returns"], views["episode_lengths"]
+        finished[...] = np.nan
+        for t in range(steps):
+            begin = time.perf_counter_ns()
+            self._look(arrays, t)
+            views["valid"][t], views["begins"][t] = self.valid, self.begins
+            # Read back from the slot: it stays as it is, whatever the environment does with its own arrays.
+            given = {name: torch.from_numpy(array[t]) for name, array in arrays.items()}
+            if self.state is not None:
+                self.state = masked(self.state, torch.from_numpy(~self.begins))
+            actions, log_probs, self.state = self.policy.act(given, self.state)
+            chosen = self.policy.actions.for_env(actions)
+            views["actions"][t], views["log_probs"][t] = actions.numpy(), log_probs.numpy()
+            between = time.perf_counter_ns()
+            self.observations, rewards, terminated, truncated, _ = self.env.step(chosen)
+            after = time.perf_counter_ns()
+            views["rewards"][t], views["terminated"][t], views["truncated"][t] = rewards, terminated, truncated
+            ended = terminated | truncated
+            self.returns += rewards
+            self.lengths += self.valid
+            if ended.any():
+                finished[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
+                self.returns[ended] = self.lengths[ended] = 0
+            # In the place of the next step, those that ended are reset; the one after that begins an episode.
+            self.begins = ~self.valid
+            self.valid = ~ended
+            policy_ns += between - begin
+            env_ns += after - between
+        self._look(arrays, steps)
+        views["begins"][steps] = self.begins
+        return env_ns, policy_ns
+
+    def _look(self, arrays: Mapping[str, NDArray[Any]], t: int) -> None:
+        if isinstance(self.observations, dict):
+            for name, array in arrays.items():
+                value = self.observations
+                for key in name.split("."):
+                    value = value[key]
+                array[t] = value
+        else:
+            (array,) = arrays.values()
+            array[t] = self.observations
+
+
+# -------------------------------------------------------------------------------------------------------- learning
+
+
+@dataclass
+class Batch:
+    """The rollouts of one update, side by side: (steps, environments of all of them)."""
+
+    observations: dict[str, Tensor]
+    actions: Tensor
+    log_probs: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    begins: Tensor
+    state: State | None
+
+    @property
+    def ended(self) -> Tensor:
+        return self.terminated | self.truncated
+
+
+def batch_of(slots: list[TakenSlot], device: str) -> Batch:
+    """Copies: the slots go back to their collectors."""
+
+    def joined(name: str, axis: int = 1) -> Tensor:
+        arrays = [slot[name] for slot in slots]
+        return torch.from_numpy(np.concatenate(arrays, axis)).to(device)
+
+    names = [name for name in slots[0] if name.startswith("obs.")]
+    state = None
+    if "state" in slots[0]:
+        both = joined("state", axis=2)
+        state = both[0], both[1]
+    return Batch(
+        {name.removeprefix("obs."): joined(name) for name in names},
+        joined("actions"),
+        joined("log_probs"),
+        joined("rewards"),
+        joined("terminated"),
+        joined("truncated"),
+        joined("valid"),
+        joined("begins"),
+        state,
+    )
+
+
+class Learner:
+    """The policy, its optimiser, and what an update does."""
+
+    def __init__(self, observations: Space[Any], actions: Space[Any], config: APPOConfig, device: str = "cpu") -> None:
+        self.config = config
+        self.device = device
+        self.policy = ActorCritic(observations, actions, config.network).to(device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=1e-5)
+        self.learning_rate = config.learning_rate
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is published: everything that a collector needs to act, in one version."""
+        return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
+
+    def update(self, batch: Batch, lag: int, progress: float) -> dict[str, float]:
+        """Learn from rollouts that are ``lag`` versions old. ``progress`` is the share of the training that is over."""
+        config = self.config
+        if config.schedule == "linear":
+            self.learning_rate = config.learning_rate * max(1 - progress, 0.0)
+        clip = config.clip * (max(1 - progress, 0.0) if config.clip_schedule == "linear" else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        advantages, targets = self.judge(batch, lag)
+        valid = batch.valid
+        explained = _explained(targets[valid], (targets - advantages)[valid])
+        if config.normalize_advantages:
+            some = advantages[valid]
+            advantages = (advantages - some.mean()) / (some.std() + 1e-8)
+        told: dict[str, list[float]] = {name: [] for name in ("policy_loss", "value_loss", "entropy", "kl", "clipped")}
+        for _ in range(config.epochs):
+            kls = []
+            for rows, columns in self._minibatches(batch):
+                losses = self._losses(batch, advantages, targets, rows, columns, clip)
+                loss = losses["policy_loss"] + config.value_coef * losses["value_loss"]
+                loss = loss - config.entropy_coef * losses["entropy"]
+                self.optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+                self.optimizer.step()
+                for name, values in told.items():
+                    values.append(float(losses[name].detach()))
+                kls.append(told["kl"][-1])
+            kl = sum(kls) / len(kls)
+            if config.stop_kl and kl > config.stop_kl:
+                break
+        if config.schedule == "adaptive":
+            if kl > 2 * config.target_kl:
+                self.learning_rate = max(self.learning_rate / 1.5, 1e-5)
+            elif kl < config.target_kl / 2:
+                self.learning_rate = min(self.learning_rate * 1.5, 1e-2)
+        normalizer = self.policy.encoder.normalizer
+        if normalizer is not None:  # after the update: the next version acts with what it was trained with
+            seen = {name: value[:-1][valid] for name, value in batch.observations.items()}
+            numbers = self.policy.encoder.numbers(seen)
+            assert numbers is not None
+            normalizer.update(numbers)
+        means = {name: sum(values) / len(values) for name, values in told.items()}
+        return {**means, "learning_rate": self.learning_rate, "explained_variance": explained}
+
+    @torch.no_grad()
+    def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor]:
+        """Advantages and value targets, in the eyes of the current policy."""
+        config = self.config
+        features = self.policy.sequence(batch.observations, batch.begins, batch.state)
+        values = self.policy.value(features).squeeze(-1)
+        rewards = batch.rewards * config.reward_scale
+        if lag == 0:
+            return gae(rewards, values, batch.terminated, batch.ended, batch.valid, config.gamma, config.lam)
+        now = self.policy.actions.log_prob(self.policy.policy(features[:-1]), batch.actions)
+        ratios = now - batch.log_probs
+        return v_trace(rewards, values, batch.terminated, batch.ended, batch.valid, ratios, config.gamma, config.lam)
+
+    def _minibatches(self, batch: Batch) -> list[tuple[Tensor | None, Tensor]]:
+        """Rows and columns of the batch in random order. With an LSTM whole columns: it needs what came before."""
+        steps, envs = batch.rewards.shape
+        if batch.state is not None:
+            many = max(self.config.minibatch // steps, 1)
+            return [(None, some) for some in torch.split(torch.randperm(envs), many)]
+        flat = batch.valid.flatten().nonzero().squeeze(-1)
+        flat = flat[torch.randperm(len(flat))]
+        parts = max(round(len(flat) / self.config.minibatch), 1)
+        return [(some // envs, some % envs) for some in flat.tensor_split(parts)]
+
+    def _losses(
+        self, batch: Batch, advantages: Tensor, targets: Tensor, rows: Tensor | None, columns: Tensor, clip: float
+    ) -> dict[str, Tensor]:
+        def of(tensor: Tensor) -> Tensor:
+            return tensor[:, columns] if rows is None else tensor[rows, columns]
+
+        observations = {name: of(value[:-1]) for name, value in batch.observations.items()}
+        if rows is None:
+            assert batch.state is not None
+            state = batch.state[0][:, columns], batch.state[1][:, columns]
+            features = self.policy.sequence(observations, of(batch.begins[:-1]), state)
+        else:
+            features, _ = self.policy.features(observations)
+        given = self.policy.policy(features)
+        log_probs = self.policy.actions.log_prob(given, of(batch.actions))
+        values = self.policy.value(features).squeeze(-1)
+        entropy = self.policy.actions.entropy(given)
+        valid = of(batch.valid)
+        return ppo_losses(
+            log_probs[valid], of(batch.log_probs)[valid], of(advantages)[valid], values[valid], of(targets)[valid],
+            entropy[valid], clip,
+        )  # fmt: skip
+
+
+def ppo_losses(
+    log_probs: Tensor, old: Tensor, advantages: Tensor, values: Tensor, targets: Tensor, entropy: Tensor, clip: float
+) -> dict[str, Tensor]:
+    """PPO's losses over rows; ``old`` are the log-probabilities of the policy that collected."""
+    log_ratios = log_probs - old
+    ratios = log_ratios.exp()
+    clipped = ratios.clamp(1 - clip, 1 + clip)
+    return {
+        "policy_loss": -torch.min(ratios * advantages, clipped * advantages).mean(),
+        "value_loss": (values - targets).square().mean(),
+        "entropy": entropy.mean(),
+        "kl": ((ratios - 1) - log_ratios).mean(),
+        "clipped": ((ratios - 1).abs() > clip).float().mean(),
+    }
+
+
+def _explained(targets: Tensor, values: Tensor) -> float:
+    """How much of the variance of the returns the value function foresees: 1 is all."""
+    spread = targets.var()
+    return float(1 - (targets - values).var() / spread) if float(spread) > 0 else 0.0
+
+
+# -------------------------------------------------------------------------------------------------------- the run
+
+
+class APPO(AsyncRunner):
+    """Asynchronous PPO over ``AsyncRunner``. ``rl_cfg`` has what the runner knows, and the fields of ``APPOConfig``;
+    ``network`` may be a dict. ``seed`` is 0 unless it says otherwise."""
+
+    def __init__(
+        self,
+        env_name: str | Callable[[], gymnasium.Env[Any, Any]],
+        env_cfg_overrides: Mapping[str, Any] | None = None,
+        rl_cfg: Mapping[str, Any] | None = None,
+        *,
+        device: str | None = None,
+        collector_device: str | None = None,
+        sim_backend: str = "mujoco",
+        num_envs: int = 4096,
+    ) -> None:
+        super().__init__(
+            env_name, env_cfg_overrides, rl_cfg, device=device, collector_device=collector_device,
+            sim_backend=sim_backend, num_envs=num_envs,
+        )  # fmt: skip
+        known = {one.name for one in fields(APPOConfig)}
+        unknown = set(self.rl_cfg) - known - _RUNNER_KEYS
+        if unknown:
+            raise TypeError(
+                f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | _RUNNER_KEYS)}"
+            )
+        self.config = config_of({name: value for name, value in self.rl_cfg.items() if name in known})
+        self.seed = int(self.rl_cfg.get("seed", 0))
+        self.iteration = 0
+        self.env_steps = 0
+        self.run: Run | None = None
+        self.should_stop: Callable[[Metrics], str | None] = lambda metrics: None  # noqa: ARG005
+        """Looked at after every update; a text is the reason to stop."""
+        self.progress: Callable[[Metrics], float] | None = None
+        """The share of the training that is over, for schedules; None: updates made of those asked for."""
+        self.stopped_because = ""
+        # One unless asked for more: on a small network several threads wait for each other most of the time, and the
+        # collectors need the cores (CartPole on two cores: 44 ms a gradient step with two threads, 1 ms with one).
+        torch.set_num_threads(int(self.rl_cfg.get("torch_threads", 1)))
+        torch.manual_seed(self.seed)
+        make = self.make_env
+        probe = make(-1)
+        try:
+            self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
+        finally:
+            probe.close()
+        self.learner = Learner(self.observation_space, self.action_space, self.config, self.device)
+
+    @property
+    def make_env(self) -> Make:
+        name, backend, settings = self.env_name, self.sim_backend, dict(self.env_cfg_overrides)
+        workers = int(self.rl_cfg.get("env_workers", 0))
+        num_envs = self.num_envs
+
+        def make(worker: int) -> Any:
+            # One is enough to look at the spaces.
+            many = 1 if worker < 0 else num_envs
+            return make_envs(
+                name,
+                many,
+                backend,
+                env_workers=0 if worker < 0 else workers,
+                settings=settings,
+            )
+
+        return make
+
+    def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
+        """Until ``max_iterations`` updates have been made since the very start, or ``should_stop`` says so."""
+        run = self.run = self.run or Run(log_dir)
+        collect = Collector(
+            self.config, self.seed, self.iteration, fresh_every=save_interval if self.deterministic else 0
+        )
+        first = self.learner.tensors()
+        slot = slot_fields(
+            self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
+        )
+        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+        try:
+            while self.iteration < max_iterations:
+                metrics = self._iterate(max_iterations)
+                run.record(metrics)
+                if self.iteration % save_interval == 0:
+                    run.save(self.checkpoint())
+                if reason := self.should_stop(metrics):
+                    self.stopped_because = reason
+                    break
+        except KeyboardInterrupt:
+            self.stopped_because = "Ctrl-C"
+        finally:
+            if self.iteration:
+                run.save(self.checkpoint())
+            self.close()
+
+    def _iterate(self, max_iterations: int) -> Metrics:
+        begin = time.perf_counter_ns()
+        with self.rollouts() as slots:
+            waited = time.perf_counter_ns() - begin
+            lags = [self.lag_of(slot) for slot in slots]
+            batch = batch_of(slots, self.device)
+            lengths = np.concatenate([slot["episode_lengths"].ravel() for slot in slots])
+            returns = np.concatenate([slot["episode_returns"].ravel() for slot in slots])
+        done = ~np.isnan(returns)
+        self.env_steps += int(batch.valid.numel())
+        assert self.run is not None
+        share = self.iteration / max_iterations if self.progress is None else self.progress(self.run.latest)
+        told = self.learner.update(batch, max(lags), share)
+        version = self.publish(self.learner.tensors())
+        self.iteration += 1
+        counters = self.counters()
+        return Metrics(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            returns=returns[done].tolist(),
+            lengths=lengths[done].tolist(),
+            lags=lags,
+            version=version,
+            wait_ns=waited,
+            learn_ns=time.perf_counter_ns() - begin - waited,
+            counters=counters,
+            ring_slots=self.rollouts_per_update * (self.max_lag + 1),
+            learning=told,
+            events=[self.events.pop(0) for _ in range(len(self.events))],
+        )
+
+    # --------------------------------------------------------------------------------------------------- checkpoints
+
+    def checkpoint(self) -> dict[str, Any]:
+        """All that is needed to go on."""
+        return {
+            "policy": self.learner.policy.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "learning_rate": self.learner.learning_rate,
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "random": torch.get_rng_state(),
+        }
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        self.learner.policy.load_state_dict(checkpoint["policy"])
+        self.learner.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.learner.learning_rate = checkpoint["learning_rate"]
+        self.iteration, self.env_steps = checkpoint["iteration"], checkpoint["env_steps"]
+        torch.set_rng_state(checkpoint["random"])
+
+
+_RUNNER_KEYS = {
+    "collectors", "rollouts_per_update", "max_lag", "deterministic", "in_process", "max_restarts", "restart_window",
+    "min_collectors", "env_workers", "seed", "torch_threads",
+}  # fmt: skip
+
+
+def config_of(given: Mapping[str, Any]) -> APPOConfig:
+    network = given.get("network", NetworkConfig())
+    if isinstance(network, Mapping):
+        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
+    return replace(APPOConfig(**{name: value for name, value in given.items() if name != "network"}), network=network)

@@ -1,0 +1,66 @@
+"""Presets: settings that are known to solve an environment. Found by trying, on two cores; each is a place to start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    num_envs: int = 32
+    """Of one collector."""
+    max_steps: int = 1_000_000
+    """Environment steps, of all collectors together."""
+    target: float | None = None
+    """The mean return at which the training is over."""
+    backend: str | None = None
+    """None: native where there is one, else Gymnasium's."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Of the algorithm."""
+
+
+_CLASSIC = {"steps": 32, "epochs": 8, "minibatch": 512, "schedule": "linear", "gamma": 0.98, "lam": 0.9}
+
+APPO_PRESETS = {
+    "CartPole-v1": Preset(32, 500_000, 475, config={**_CLASSIC, "learning_rate": 2e-3}),
+    "Acrobot-v1": Preset(32, 1_000_000, -100, config={**_CLASSIC, "gamma": 0.99, "learning_rate": 1e-3}),
+    "Pendulum-v1": Preset(
+        32, 2_000_000, -200,
+        config={**_CLASSIC, "gamma": 0.95, "lam": 0.95, "learning_rate": 1e-3, "reward_scale": 0.1, "epochs": 10},
+    ),
+    "MountainCarContinuous-v0": Preset(
+        32, 1_000_000, 90,
+        config={
+            "steps": 128, "epochs": 8, "minibatch": 1024, "gamma": 0.9999, "lam": 0.95, "learning_rate": 1e-3,
+            "schedule": "linear", "entropy_coef": 0.0, "reward_scale": 0.1, "network": {"log_std": 0.5},
+        },
+    ),
+    "Bricks-v0": Preset(
+        64, 5_000_000, 20,
+        config={
+            "steps": 32, "epochs": 3, "minibatch": 512, "learning_rate": 5e-4, "schedule": "linear",
+            "entropy_coef": 0.01, "network": {"hidden": (64,)},
+        },
+    ),
+    "HalfCheetah-v5": Preset(
+        8, 2_000_000, 3000,
+        config={
+            "steps": 128, "epochs": 10, "minibatch": 256, "learning_rate": 3e-4, "schedule": "linear",
+            "network": {"hidden": (64, 64), "log_std": -0.5},
+        },
+    ),
+    "Hopper-v5": Preset(
+        8, 2_000_000, 2000,
+        config={
+            "steps": 128, "epochs": 10, "minibatch": 256, "learning_rate": 3e-4, "schedule": "linear",
+            "network": {"hidden": (64, 64), "log_std": -0.5},
+        },
+    ),
+}  # fmt: skip
+
+
+def preset_for(env: Any) -> Preset:
+    """The preset of an environment, by its name with or without ``memlane/``; a plain one for those without."""
+    name = env.removeprefix("memlane/") if isinstance(env, str) else ""
+    return APPO_PRESETS.get(name, Preset())
