@@ -128,13 +128,13 @@ class EnvHost {
     // How many ended. -1: these are not plainly the actions that are wanted; look closer, in Python. -2: some have ended
     // before, and it is the caller who must reset them. In both cases nothing has been stepped.
     std::int32_t step(nb::handle actions) {
+        host();
+        const Buffer given(actions, false);
+        return are_actions(given) ? step_with(&given) : -1;
+    }
+
+    std::int32_t step_with(const Buffer *given) {
         Host &it = host();
-        std::optional<Buffer> given;
-        if (!actions.is_none()) {
-            given.emplace(actions, false);
-            if (!are_actions(*given))
-                return -1;
-        }
         if (it.mode() == Autoreset::disabled &&
             std::memchr(it.buffers().ended, 1, static_cast<std::size_t>(it.num_envs())) != nullptr)
             return -2;
@@ -152,10 +152,9 @@ class EnvHost {
                 throw nb::index_error("there is no such environment");
         errands_->send(envs);
     }
-    bool under_way(std::int32_t env) { return errands_->under_way(env); }
-    std::size_t away() { return errands_->count(); }
     // Those that are back; None when fewer than `at_least` are after `timeout` seconds. Looks at Ctrl-C in between.
     nb::object receive(std::size_t at_least, std::optional<double> timeout) {
+        host();
         const std::int64_t begin = now_ns();
         for (;;) {
             std::int64_t left = slice_ns;
@@ -181,8 +180,8 @@ class EnvHost {
         host().render(index, static_cast<std::uint8_t *>(memory_of(picture, bytes, "the picture")));
     }
 
-    int threads() const { return num_threads_ > 0 ? num_threads_ : host_->threads_that_pay(); }
-    double step_ns() const { return host_->step_ns(); }
+    int threads() { return num_threads_ > 0 ? num_threads_ : host().threads_that_pay(); }
+    double step_ns() { return host().step_ns(); }
 
     void close() {
         if (!host_)
@@ -204,6 +203,8 @@ class EnvHost {
         if (spec.num_actions != 1)
             return false;
         const memlane_field &field = spec.actions[0];
+        if (field.name != nullptr && field.name[0] != 0) // a dict of one
+            return false;
         if (!given.held || !same_type(given.view, field.dtype) ||
             !same_shape(given.view, static_cast<std::int64_t>(rows_), field) ||
             reinterpret_cast<std::uintptr_t>(given.view.buf) % item_bytes(field.dtype) != 0)
@@ -247,11 +248,10 @@ void bind_envs(nb::module_ &m) {
              "keep"_a.none())
         .def("init", &EnvHost::init, "What is wrong, in the environment's words; None if nothing.")
         .def("reset", &EnvHost::reset, "which"_a.none() = nb::none())
-        .def("step", &EnvHost::step, "actions"_a.none() = nb::none(),
+        .def("step", &EnvHost::step, "actions"_a,
              "How many ended. -1: these are not plainly actions; -2: some have ended and must be reset first.")
+        .def("step_stored", [](EnvHost &it) { return it.step_with(nullptr); }, "With the actions that lie in their array.")
         .def("send", &EnvHost::send, "envs"_a)
-        .def("under_way", &EnvHost::under_way, "env"_a)
-        .def_prop_ro("away", &EnvHost::away)
         .def("receive", &EnvHost::receive, "at_least"_a, "timeout"_a = nb::none())
         .def("render", &EnvHost::render, "index"_a, "picture"_a)
         .def_prop_ro("threads", &EnvHost::threads)

@@ -5,9 +5,13 @@
 
 #include <unistd.h>
 
+#include "clock.hpp"
 #include "own_signals.hpp"
 
 namespace memlane {
+
+// How long those that are taken together may take.
+constexpr double chunk_ns = 5'000;
 
 Errands::Shared::Shared(Host &host, int threads)
     : host(host), out(static_cast<std::size_t>(host.num_envs())), wanted(threads), owner(getpid()) {}
@@ -72,13 +76,16 @@ void Errands::Shared::run() {
         sent.wait(lock, [this] { return quit || next < waiting.size(); });
         if (quit)
             return;
-        // A few at a time, so that cheap environments are not all hand-over; not too many, so that nobody is left with a
-        // pile while the others have nothing.
-        const std::size_t many = std::clamp<std::size_t>((waiting.size() - next) / (threads.size() * 4 + 1), 1, 64);
+        // A few at a time, so that cheap environments are not all hand-over. But whoever is behind a slow one waits for it,
+        // so only as many as take a few microseconds, and not more than leaves some for the others.
+        const double cheap = env_ns == 0 ? 1 : chunk_ns / env_ns;
+        const std::size_t fair = (waiting.size() - next) / (threads.size() * 4 + 1);
+        const std::size_t many = static_cast<std::size_t>(std::clamp(std::min(cheap, static_cast<double>(fair)), 1.0, 64.0));
         mine.assign(waiting.begin() + static_cast<std::ptrdiff_t>(next),
                     waiting.begin() + static_cast<std::ptrdiff_t>(next + many));
         next += many;
         lock.unlock();
+        const std::int64_t begin_ns = now_ns();
         for (std::size_t i = 0; i < many;) {
             std::size_t j = i + 1;
             while (j < many && mine[j] == mine[j - 1] + 1)
@@ -86,7 +93,9 @@ void Errands::Shared::run() {
             host.step_range(mine[i], mine[j - 1] + 1);
             i = j;
         }
+        const double ns = static_cast<double>(now_ns() - begin_ns) / static_cast<double>(many);
         lock.lock();
+        env_ns = env_ns == 0 ? ns : env_ns + 0.125 * (ns - env_ns);
         for (const std::int32_t env : mine)
             out[static_cast<std::size_t>(env)] = 2;
         back += many;

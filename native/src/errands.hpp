@@ -45,6 +45,7 @@ class Errands {
         std::vector<std::uint8_t> out; // by environment: 1 under way, 2 back
         std::size_t away = 0, back = 0;
         bool quit = false;
+        double env_ns = 0; // a step of one, in the running mean; 0: not known yet
         std::vector<std::thread> threads;
         int wanted;
         int owner; // pid

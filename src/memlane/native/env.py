@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from memlane.native.library import built_in
 from memlane.native.spec import Spec
-from memlane.native.vector_env import NativeVectorEnv
+from memlane.native.vector_env import NativeVectorEnv, check_render_mode
 
 
 class NativeEnv(Env[Any, Any]):
@@ -28,9 +28,9 @@ class NativeEnv(Env[Any, Any]):
         self._one = NativeVectorEnv(
             spec, 1, num_threads=1, copy=True, autoreset_mode=AutoresetMode.DISABLED, max_episode_steps=0, **settings
         )
-        if render_mode is not None and (render_mode != "rgb_array" or spec.render_size is None):
-            possible = "None" if spec.render_size is None else "None or 'rgb_array'"
-            raise ValueError(f"{spec.name}: render_mode must be {possible}, found {render_mode!r}")
+        check_render_mode(spec, render_mode)
+        if spec.render_size is None:
+            self.metadata = {**self.metadata, "render_modes": []}  # type: ignore[misc]
         self.render_mode = render_mode
         self.observation_space = self._one.single_observation_space
         self.action_space = self._one.single_action_space

@@ -24,7 +24,7 @@ def built_in(name: str) -> Spec:
     if name not in known:
         raise LookupError(f"there is no native environment {name!r}; there are: {', '.join(sorted(known))}")
     address, _, _ = known[name]
-    return read_spec(address, "memlane")
+    return read_spec(address, "memlane", source=(built_in, name))
 
 
 def open_library(path: str | os.PathLike[str]) -> Spec:
@@ -47,4 +47,4 @@ def open_library(path: str | os.PathLike[str]) -> Spec:
         raise SpecError(
             f"{file} exports no {_SYMBOL}; it needs `MEMLANE_EXPORT const memlane_spec {_SYMBOL} = {{...}};`"
         ) from None
-    return read_spec(ctypes.addressof(spec), str(file), library)
+    return read_spec(ctypes.addressof(spec), str(file), library, source=(open_library, str(file.resolve())))

@@ -22,6 +22,11 @@ BOX, DISCRETE = range(2)
 DTYPES = ["float32", "float64", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 """``DTYPES[number - 1]`` is the type with that number in the header."""
 MAX_DIMS = 4
+_HOST_INFOS = {"alive", "final_obs", "final_info"}
+_ARGUMENTS = {
+    "autoreset_mode", "copy", "max_episode_steps", "name", "num_envs", "num_threads", "path", "render_mode", "spec",
+}  # fmt: skip
+"""Of the functions that settings are given to."""
 
 
 class SpecError(MemlaneError, ValueError):
@@ -133,6 +138,15 @@ class Spec:
     render_size: tuple[int, int] | None
     """Width and height of its picture, if it has one."""
     library: Any = field(default=None, repr=False, compare=False)
+    source: tuple[Any, ...] | None = field(default=None, repr=False, compare=False)
+    """A function and its argument, with which another process finds it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Not as it is: addresses mean nothing elsewhere."""
+        if self.source is None:
+            raise TypeError(f"{self.name} was made in this process and cannot be sent to another; make it there")
+        function, argument = self.source
+        return function, (argument,)
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -159,7 +173,7 @@ class Spec:
         return [float(given.get(setting.name, setting.value)) for setting in self.settings]
 
 
-def read_spec(address: int, origin: str, library: Any = None) -> Spec:
+def read_spec(address: int, origin: str, library: Any = None, source: tuple[Any, ...] | None = None) -> Spec:
     """The spec at an address, checked; ``origin`` is named in errors. Only the first two numbers are read before it is
     sure that the rest is there."""
     head = (c_uint32 * 2).from_address(address)
@@ -194,8 +208,12 @@ def read_spec(address: int, origin: str, library: Any = None) -> Spec:
     observations = _fields(raw.observations, raw.num_observations, f"{where}: observation", least=1)
     actions = _fields(raw.actions, raw.num_actions, f"{where}: action", least=1)
     infos = _fields(raw.infos, raw.num_infos, f"{where}: info", least=0)
-    if any(not info.name for info in infos):
-        raise SpecError(f"{where}: every info needs a name")
+    for info in infos:
+        if not info.name or info.name.startswith("_") or info.name in _HOST_INFOS:
+            raise SpecError(
+                f"{where}: every info needs a name, which does not begin with '_' and is none of "
+                f"{sorted(_HOST_INFOS)}; found {info.name!r}"
+            )
     return Spec(
         name,
         address,
@@ -209,12 +227,15 @@ def read_spec(address: int, origin: str, library: Any = None) -> Spec:
         (raw.reward_low, raw.reward_high),
         (raw.render_width, raw.render_height) if raw.render else None,
         library,
+        source,
     )
 
 
 def _fields(array: Any, count: int, where: str, least: int) -> tuple[FieldOf, ...]:
-    if not least <= count <= 1024 or (count and not array):
+    if not least <= count <= 1024:
         raise SpecError(f"{where}s: there must be at least {least} field(s), found {count}")
+    if count and not array:
+        raise SpecError(f"{where}s: there are {count}, but the pointer to them is NULL")
     fields = tuple(_field(array[i], f"{where} {i}") for i in range(count))
     names = [one.name for one in fields]
     if len(fields) > 1 and not all(names):
@@ -225,7 +246,7 @@ def _fields(array: Any, count: int, where: str, least: int) -> tuple[FieldOf, ..
 
 
 def _field(raw: CField, where: str) -> FieldOf:
-    name = raw.name.decode() if raw.name else ""
+    name = _text(raw.name, f"{where}: the name") if raw.name else ""
     where = f"{where} ({name})" if name else where
     if not 1 <= raw.dtype <= len(DTYPES):
         raise SpecError(f"{where}: there is no dtype {raw.dtype}; see enum memlane_dtype")
@@ -239,17 +260,35 @@ def _field(raw: CField, where: str) -> FieldOf:
     if not (low <= high).all():
         raise SpecError(f"{where}: the lower bound {low} is not below the upper bound {high}")
     if raw.kind == BOX:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return FieldOf(name, dtype, shape, Box(low.astype(dtype), high.astype(dtype), shape, dtype.type))
+        return FieldOf(name, dtype, shape, Box(_in(dtype, low, where), _in(dtype, high, where), shape, dtype.type))
     if raw.kind != DISCRETE:
         raise SpecError(f"{where}: there is no kind {raw.kind}; see enum memlane_kind")
     if dtype != np.int64:
         raise SpecError(f"{where}: a discrete field must be of type int64, found {dtype}")
-    if not np.isfinite(low).all() or not np.isfinite(high).all():
-        raise SpecError(f"{where}: a discrete field needs bounds, found {low} to {high}")
+    for bound in (low, high):  # doubles count up to 2^53
+        if not (np.abs(bound) <= 2**53).all() or (bound != np.trunc(bound)).any():
+            raise SpecError(f"{where}: a discrete field needs bounds that are whole numbers, found {low} to {high}")
     first, count = low.astype(np.int64), (high - low + 1).astype(np.int64)
     space: Space[Any] = MultiDiscrete(count, start=first) if shape else Discrete(int(count), start=int(first))
     return FieldOf(name, dtype, shape, space)
+
+
+def _in(dtype: np.dtype[Any], bounds: NDArray[np.float64], where: str) -> NDArray[Any]:
+    """Bounds in the field's own type; no bound is the type's own."""
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return bounds.astype(dtype)
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    finite = np.isfinite(bounds)
+    if (
+        (bounds[finite] < least).any()
+        or (bounds[finite] > most).any()
+        or (bounds[finite] != np.trunc(bounds[finite])).any()
+    ):
+        raise SpecError(f"{where}: bounds of {dtype} must be whole numbers from {least} to {most}, found {bounds}")
+    # As Python's numbers: the largest int64 is no double.
+    exact = [int(one) if np.isfinite(one) else least if one < 0 else most for one in bounds.ravel()]
+    return np.array([min(max(one, least), most) for one in exact], dtype).reshape(bounds.shape)
 
 
 def _bounds(all_of_them: float, each: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -261,12 +300,16 @@ def _bounds(all_of_them: float, each: Any, shape: tuple[int, ...]) -> NDArray[np
 def _settings(raw: CSpec, where: str) -> tuple[Setting, ...]:
     if raw.num_settings < 0 or (raw.num_settings and not raw.settings):
         raise SpecError(f"{where}: num_settings is {raw.num_settings}, but there are none")
-    found = []
+    found: list[Setting] = []
     for i in range(raw.num_settings):
         one = raw.settings[i]
         setting = Setting(_text(one.name, f"{where}: setting {i}, the name"), one.value, one.low, one.high)
         if not setting.low <= setting.value <= setting.high:
             raise SpecError(f"{where}: setting {setting.name!r} is {setting.value}, not from {one.low} to {one.high}")
+        if setting.name in _ARGUMENTS or setting.name in {other.name for other in found}:
+            raise SpecError(
+                f"{where}: setting {setting.name!r} needs a name of its own; taken are also {sorted(_ARGUMENTS)}"
+            )
         found.append(setting)
     return tuple(found)
 
@@ -274,7 +317,10 @@ def _settings(raw: CSpec, where: str) -> tuple[Setting, ...]:
 def _text(raw: bytes | None, what: str) -> str:
     if not raw:
         raise SpecError(f"{what} is missing")
-    return raw.decode()
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise SpecError(f"{what} must be UTF-8, found {raw!r}") from None
 
 
 def _space(fields: tuple[FieldOf, ...]) -> Space[Any]:

@@ -7,6 +7,8 @@ copies, and with ``MEMLANE_DEBUG=1`` the use of an old view is an error.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
-from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from memlane import _native
@@ -24,7 +25,7 @@ from memlane.core import Layout, Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.native.spec import FieldOf, Spec
-from memlane.spaces.paths import BARE
+from memlane.spaces.paths import BARE, step
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column
 from memlane.vector.slots import store_observations, store_step
@@ -63,14 +64,14 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
 
         ``num_threads``: None lets the host choose from what a step takes. ``max_episode_steps``: None is the
         environment's own limit, 0 none. ``settings`` are the environment's."""
-        if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-            raise ValueError(f"num_envs must be a whole number of at least 1, found {num_envs!r}")
-        if num_threads is not None and num_threads < 1:
-            raise ValueError(f"num_threads must be None (as many as pay) or at least 1, found {num_threads}")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode must be None or 'rgb_array', found {render_mode!r}")
+        num_envs = whole("num_envs", num_envs, 1)
+        threads = 0 if num_threads is None else whole("num_threads", num_threads, 1, "None (as many as pay) or ")
+        limit = spec.max_episode_steps
+        if max_episode_steps is not None:
+            limit = whole("max_episode_steps", max_episode_steps, 0, "None (its own), 0 (no limit) or ")
+        check_render_mode(spec, render_mode)
         self.spec_of_env = spec
-        self.num_games, self.num_agents = int(num_envs), spec.num_agents
+        self.num_games, self.num_agents = num_envs, spec.num_agents
         self.num_envs = self.num_games * spec.num_agents
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.render_mode = render_mode
@@ -93,9 +94,6 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             # Private: a forked child goes on with environments of its own.
             self._fields = layout.views(_zeros(layout.nbytes))
         self._pid = os.getpid()
-        limit = spec.max_episode_steps if max_episode_steps is None else max_episode_steps
-        if limit < 0:
-            raise ValueError(f"max_episode_steps must be None (its own), 0 (no limit) or more, found {limit}")
         self._host = _native.EnvHost(
             spec.address,
             self.num_games,
@@ -103,7 +101,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             limit,
             spec.settings_from(settings),
             _arrays(spec, self._fields),
-            num_threads or 0,
+            threads,
             spec.library,
         )
         if (wrong := self._host.init()) is not None:
@@ -117,13 +115,16 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         self._lent = self._observations.batch() if self._observations.same else None
         shown = [self._fields[name] for name in ("rewards", "terminated", "truncated")]
         self._rewards, self._terminated, self._truncated = (_read_only(array) for array in shown)
-        self._info_views = {name: array for one in spec.infos for name, array in self._info_pair("info", one).items()}
+        everybody = np.ones(self.num_envs, np.bool_)
+        self._info_views: dict[str, NDArray[Any]] = {}
+        for one in spec.infos:
+            self._info_views[one.name] = _read_only(self._fields[_field_name("info", one)])
+            self._info_views[f"_{one.name}"] = _read_only(everybody)
         if spec.num_agents > 1:
             self._info_views["alive"] = _read_only(self._fields["alive"])
         self._ended = _read_only(self._fields["ended"])
         self._has_begun = False
         self._away: set[int] = set()
-        self._picture: NDArray[np.uint8] | None = None
 
     # ----------------------------------------------------------------------------------------------------------- arrays
 
@@ -153,6 +154,8 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     @property
     def num_threads(self) -> int:
         """How many threads the next step uses."""
+        if self.closed:
+            self._running("num_threads")
         return self._host.threads
 
     # --------------------------------------------------------------------------------------------------- reset and step
@@ -165,17 +168,20 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         for name, value in (options or {}).items():
             if name != "reset_mask":
                 raise ValueError(f"{self.spec_of_env.name}: there is no option {name!r}; there is: reset_mask")
-            mask = reset_mask_of(value, self.num_games)
+            mask = np.ascontiguousarray(reset_mask_of(value, self.num_games))
         self._running("reset")
         seeds = seeds_of(seed, self.num_games)
-        self._observations.end()
-        self._seed(seeds, mask)
         if mask is not None and not self._has_begun:
             raise ValueError("the first reset must be of all environments; leave out options['reset_mask']")
+        self._observations.end()
+        self._seed(seeds, mask)
         self._host.reset(mask)
         self._has_begun = True
-        self._told = bool(self._info_views)
-        return self._batch(), self._infos(of_step=False)
+        infos = self._infos(of_step=False)
+        if mask is not None:  # the others tell nothing
+            told = np.repeat(mask, self.num_agents)
+            infos |= {f"_{one.name}": told.copy() for one in self.spec_of_env.infos}
+        return self._batch(), infos
 
     def _seed(self, seeds: list[int | None], mask: NDArray[np.bool_] | None) -> None:
         """Where there is a seed, the random word becomes one that depends on nothing else."""
@@ -197,7 +203,9 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     def _advance(self, actions: Any) -> None:
         if self._away or self.closed or not self._has_begun or self._segment is not None:
             self._running("step")
-        ended = self._host.step(actions)
+        ended = -1
+        if self._segment is None and actions is not None:
+            ended = self._host.step(actions)
         if ended < 0:
             ended = self._advance_carefully(actions, ended)
         self._told = bool(self._info_views) or (ended and self.autoreset_mode is AutoresetMode.SAME_STEP)
@@ -206,14 +214,17 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _advance_carefully(self, actions: Any, refused: int) -> int:
         """What the host did not take as it is: checked, converted or an error that says what is wrong."""
+        if actions is None:
+            raise TypeError(f"expected actions for {self.num_envs} environments, found None")
         if refused == -1:
             assert self._actions is not None
-            count, content = self._actions.convert_batch(_as_arrays(self.single_action_space, actions))
+            count, content = self._actions.convert_batch(actions)
             if count != self.num_envs:
                 raise ValueError(f"expected actions for {self.num_envs} environments, found {count}")
-            self._observations.end()
+            if self.autoreset_mode is not AutoresetMode.DISABLED or not self._ended.any():
+                self._observations.end()
             self._actions.store_batch(0, content)
-            refused = self._host.step(None)
+            refused = self._host.step_stored()
         if refused == -2:
             env = int(np.flatnonzero(self._ended)[0])
             raise AssertionError(
@@ -225,18 +236,24 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     def _running(self, caller: str) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._away:
+        if self._away and not self._forgets_parent():
             raise ValueError(
                 f"`{caller}` must wait: {len(self._away)} environments were sent actions; `recv` them first"
             )
         if caller != "reset" and not self._has_begun:
             raise ValueError(f"`{caller}` needs `reset()` first")
-        if self._segment is not None:
-            if os.getpid() != self._pid:
-                raise ValueError(
-                    "in debug mode environments share their memory with the process that made them; make new ones here"
-                )
-            self._observations.end()
+        if self._segment is not None and os.getpid() != self._pid:
+            raise ValueError(
+                "in debug mode environments share their memory with the process that made them; make new ones here"
+            )
+
+    def _forgets_parent(self) -> bool:
+        """Whether this is a forked child, in which nothing is under way: the threads stayed with the parent."""
+        if os.getpid() == self._pid:
+            return False
+        self._pid = os.getpid()
+        self._away.clear()
+        return True
 
     def _batch(self) -> Any:
         return self._observations.batch() if self._lent is None else self._lent
@@ -258,19 +275,12 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(ended).tolist():
             final[row] = self._final.read_one(row)
-        last = {
-            name: array.copy()
-            for one in self.spec_of_env.infos
-            for name, array in self._info_pair("final_info", one).items()
-        }
+        last: dict[str, Any] = {}
         for one in self.spec_of_env.infos:
+            last[one.name] = self._fields[_field_name("final_info", one)].copy()
+            last[one.name][~ended] = 0  # of those that did not end it has what an earlier episode left
             last[f"_{one.name}"] = ended.copy()
         return {"final_obs": final, "_final_obs": ended, "final_info": last, "_final_info": ended.copy()}
-
-    def _info_pair(self, part: str, one: FieldOf) -> dict[str, NDArray[Any]]:
-        """An info and the mask that says who has it: everybody."""
-        everybody = np.ones(self.num_envs, np.bool_)
-        return {one.name: _read_only(self._fields[f"{part}.{one.name}"]), f"_{one.name}": _read_only(everybody)}
 
     # ---------------------------------------------------------------------------------------------------------- a ring
 
@@ -295,6 +305,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             raise NotImplementedError("send is for environments with one agent; use step")
         if self.closed or not self._has_begun:
             self._running("send")
+        self._forgets_parent()
         ids = env_ids_of(env_ids, self.num_envs, self._away)
         if not len(ids):
             return
@@ -302,14 +313,17 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             env = int(ids[np.flatnonzero(self._ended[ids])[0]])
             raise AssertionError(f"environment {env} has ended: reset(options={{'reset_mask': mask}}) it first")
         assert self._actions is not None
-        count, _ = self._actions.convert_batch(_as_arrays(self.single_action_space, actions))
+        count, content = self._actions.convert_batch(actions)
         if count != len(ids):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
-        for name, array in self._fields.items():
-            part, _, path = name.partition(".")
-            if part == "action":
-                array[ids] = np.asarray(actions[path] if isinstance(actions, Mapping) else actions)
+        if self._actions.rows is not None:
+            self._actions.rows[ids] = content
+        else:
+            for env, action in zip(
+                ids.tolist(), iterate(batch_space(self.single_action_space, len(ids)), actions), strict=True
+            ):
+                self._actions.write(env, action)
         self._away.update(ids.tolist())
         self._host.send(ids.tolist())
 
@@ -320,7 +334,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         in the order of their numbers, which come last."""
         if self.closed:
             self._running("recv")
-        if not self._away:
+        if not self._away or self._forgets_parent():
             raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
         ready = self._host.receive(min(max(min_envs, 1), len(self._away)), timeout)
         if ready is None:
@@ -359,6 +373,10 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         if getattr(self, "_segment", None) is not None:
             assert self._segment is not None
             self._segment.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or the interpreter is half gone
+            self.close()
 
     def __repr__(self) -> str:
         return f"NativeVectorEnv({self.spec_of_env.name!r}, num_envs={self.num_games})"
@@ -402,22 +420,24 @@ def _arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
 
 def _field_name(part: str, one: FieldOf) -> str:
     """As ``memlane.spaces`` calls it: what is not part of a dict is the ``value``."""
-    return f"{part}.{one.name or BARE}"
+    return f"{part}.{step(one.name) if one.name else BARE}"
 
 
-def _as_arrays(space: Any, actions: Any) -> Any:
-    """Lists and such as arrays; what has a dtype keeps it, so that it can be checked. Floats may lose digits, as they
-    do in every policy: 0.1 is not a float32."""
-    if isinstance(space, Dict):
-        return (
-            {name: _as_arrays(one, actions[name]) for name, one in space.spaces.items()}
-            if isinstance(actions, Mapping)
-            else actions
-        )
-    array = np.asarray(actions)
-    if space.dtype.kind == "f" and array.dtype.kind in "fiu":
-        return array.astype(space.dtype, copy=False)
-    return array
+def whole(name: str, value: Any, least: int, also: str = "") -> int:
+    """A whole number that fits into 32 bits, as C counts."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not least <= number < 2**31:
+        raise ValueError(f"{name} must be {also}a whole number of at least {least}, found {value!r}")
+    return number
+
+
+def check_render_mode(spec: Spec, render_mode: str | None) -> None:
+    if render_mode is not None and (render_mode != "rgb_array" or spec.render_size is None):
+        possible = "None" if spec.render_size is None else "None or 'rgb_array'"
+        raise ValueError(f"{spec.name}: render_mode must be {possible}, found {render_mode!r}")
 
 
 def _taken(value: Any, ids: NDArray[np.int64]) -> Any:

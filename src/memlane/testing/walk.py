@@ -293,7 +293,7 @@ def host_walk(
                 array[:] = rows[made, envs].reshape(array.shape)
             alive = bench.alive.reshape(bench.num_envs, -1) != 0
             with bench.guarded(f"step, on {num_threads} thread(s)"):
-                result = host.step(None)
+                result = host.step_stored()
             assert result >= 0, f"the host answered {result}"
             stepped = ~before if mode == NEXT_STEP else np.ones(bench.num_envs, np.bool_)
             made[stepped] += 1

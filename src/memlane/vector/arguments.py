@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,11 +17,20 @@ def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         return [int(seed) + env for env in range(num_envs)]
+    if isinstance(seed, str | bytes) or not hasattr(seed, "__len__"):
+        raise TypeError(f"seed must be None, a whole number, or a list of these, found {seed!r}")
     if len(seed) != num_envs:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}."
         )
-    return [None if one is None else int(one) for one in seed]
+    return [None if one is None else _whole(one) for one in seed]
+
+
+def _whole(seed: Any) -> int:
+    try:
+        return operator.index(seed)
+    except TypeError:
+        raise TypeError(f"a seed must be None or a whole number, found {seed!r}") from None
 
 
 def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
@@ -41,7 +51,7 @@ def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
 def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[Any]:
     """Which environments are sent an action; those in ``busy`` have one already."""
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
-    if not len(ids):
+    if ids.shape == (0,):
         return ids
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")

@@ -1,0 +1,53 @@
+"""Environments in C that these tests compile, each once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlane.native import NativeVectorEnv, Spec, make, open_library
+
+sys.path.append(str(Path(__file__).parent))
+
+from native_envs_support import ECHOES, ENVS, OWN, Making, gcc
+
+
+@pytest.fixture(scope="session")
+def library_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The shared library of an environment in ``envs/``."""
+    folder = tmp_path_factory.mktemp("native_envs")
+
+    @cache
+    def library(name: str) -> Path:
+        source = ENVS / ("echo.c" if name in ECHOES else f"{name}.c")
+        return gcc(source, folder / f"{name}.so", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", *ECHOES.get(name, []))
+
+    return library
+
+
+@pytest.fixture(scope="session")
+def spec_of(library_of: Callable[[str], Path]) -> Callable[[str], Spec]:
+    """The spec of an environment in ``envs/``."""
+    return cache(lambda name: open_library(library_of(name)))
+
+
+@pytest.fixture
+def making(spec_of: Callable[[str], Spec]) -> Iterator[Making]:
+    """Makes environments, of ``envs/`` or built in, and closes them after the test."""
+    made: list[NativeVectorEnv] = []
+
+    def one(name: str, num_envs: int = 1, **arguments: Any) -> NativeVectorEnv:
+        if name in OWN:
+            made.append(NativeVectorEnv(spec_of(name), num_envs, **arguments))
+        else:
+            made.append(make(name, num_envs, **arguments))
+        return made[-1]
+
+    yield one
+    for envs in made:
+        envs.close()
