@@ -155,16 +155,16 @@ class EnvHost {
     // Those that are back; None when fewer than `at_least` are after `timeout` seconds. Looks at Ctrl-C in between.
     nb::object receive(std::size_t at_least, std::optional<double> timeout) {
         host();
-        const std::int64_t begin = now_ns();
+        std::int64_t deadline = forever_ns;
+        if (timeout && *timeout < 1e9)
+            deadline = now_ns() + static_cast<std::int64_t>(*timeout * 1e9);
         for (;;) {
-            std::int64_t left = slice_ns;
-            if (timeout)
-                left = std::clamp<std::int64_t>(static_cast<std::int64_t>(*timeout * 1e9) - (now_ns() - begin), 0, slice_ns);
+            const std::int64_t left = std::clamp<std::int64_t>(deadline - now_ns(), 0, slice_ns);
             if (without_gil([&] { return errands_->wait(at_least, std::chrono::nanoseconds(left)); }))
                 return nb::cast(errands_->receive());
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
-            if (timeout && static_cast<double>(now_ns() - begin) >= *timeout * 1e9)
+            if (now_ns() >= deadline)
                 return nb::none();
         }
     }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include <unistd.h>
+#include <pthread.h>
 
 #include "clock.hpp"
 #include "own_signals.hpp"
@@ -13,15 +13,23 @@ namespace memlane {
 // How long those that are taken together may take.
 constexpr double chunk_ns = 5'000;
 
+namespace {
+
+// How many forks lie between the first process and this one. Not a pid: in two namespaces two processes may have the same.
+int forks = 0;
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { ++forks; });
+
+} // namespace
+
 Errands::Shared::Shared(Host &host, int threads)
-    : host(host), out(static_cast<std::size_t>(host.num_envs())), wanted(threads), owner(getpid()) {}
+    : host(host), out(static_cast<std::size_t>(host.num_envs())), wanted(threads), owner(forks) {}
 
 Errands::Errands(Host &host, int threads) : host_(host), threads_(std::max(threads, 1)) {}
 
 Errands::~Errands() {
     if (!shared_)
         return;
-    if (shared_->owner != getpid()) {
+    if (shared_->owner != forks) {
         shared_.release(); // the parent's threads are not here to be joined
         return;
     }
@@ -35,7 +43,7 @@ Errands::~Errands() {
 }
 
 Errands::Shared &Errands::shared() {
-    if (shared_ && shared_->owner != getpid())
+    if (shared_ && shared_->owner != forks)
         shared_.release();
     if (!shared_)
         shared_ = std::make_unique<Shared>(host_, threads_);
@@ -56,10 +64,8 @@ void Errands::send(std::span<const std::int32_t> envs) {
     }
     {
         const std::lock_guard lock(all.mutex);
-        if (all.next == all.waiting.size()) {
-            all.waiting.clear();
-            all.next = 0;
-        }
+        all.waiting.erase(all.waiting.begin(), all.waiting.begin() + static_cast<std::ptrdiff_t>(all.next));
+        all.next = 0;
         for (const std::int32_t env : envs) {
             all.waiting.push_back(env);
             all.out[static_cast<std::size_t>(env)] = 1;

@@ -48,7 +48,7 @@ class Errands {
         double env_ns = 0; // a step of one, in the running mean; 0: not known yet
         std::vector<std::thread> threads;
         int wanted;
-        int owner; // pid
+        int owner; // the process that made it: see `forks`
         explicit Shared(Host &host, int threads);
         void run();
     };

@@ -1,6 +1,7 @@
 #include "pool.hpp"
 
 #include <atomic>
+#include <functional>
 #include <list>
 #include <mutex>
 #include <set>

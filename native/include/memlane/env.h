@@ -127,7 +127,7 @@ static inline uint64_t memlane_random(uint64_t *word) {
     return z ^ (z >> 31);
 }
 
-/* At least low, less than high. */
+/* From low to high. */
 static inline double memlane_uniform(uint64_t *word, double low, double high) {
     return low + (high - low) * ((double)(memlane_random(word) >> 11) * 0x1p-53);
 }
