@@ -63,7 +63,7 @@ build/native/.built build/native-thread/.built build/native-address/.built: $(VE
 	@touch $@
 
 python-test: $(VENV)/.built
-	$(PY) -m pytest -m 'not soak'
+	$(PY) tests/side_by_side.py
 
 soak: $(VENV)/.built  ## minutes of kills and races
 	$(PY) -m pytest -m soak

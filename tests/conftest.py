@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SHM = Path("/dev/shm")
+SHM = Path(os.environ.get("MEMLANE_SHM_DIR", "/dev/shm"))
 
 
 def names_in_shm() -> set[str]:

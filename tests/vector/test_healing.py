@@ -36,7 +36,7 @@ from healing_envs import (
     observation,
 )
 
-from memlane.core import Peer
+from memlane.core import Peer, names
 from memlane.vector import AsyncVectorEnv, RemoteTraceback, RestartLimit, WorkerDied
 
 # Gymnasium's logger speaks through warnings; what is told there is told in the exceptions and infos as well.
@@ -822,7 +822,7 @@ def parent(tmp_path: Path, method: str, deed: str) -> Iterator[tuple[subprocess.
     [*(("forkserver", deed) for deed in ("idle", "step", "sleep", "spin")), ("fork", "sleep"), ("spawn", "spin")],
 )
 def test_the_workers_of_a_killed_parent_are_gone_within_two_seconds(tmp_path: Path, method: str, deed: str) -> None:
-    names = set(os.listdir("/dev/shm"))
+    before = set(os.listdir(names.directory()))
     with parent(tmp_path, method, deed) as (process, peers):
         time.sleep(0.05)
         process.kill()
@@ -831,7 +831,7 @@ def test_the_workers_of_a_killed_parent_are_gone_within_two_seconds(tmp_path: Pa
             assert peer.wait(PATIENCE)
             peer.close()
         assert time.monotonic() - begin < 2 * PROMISE + BUSY
-    assert not [name for name in set(os.listdir("/dev/shm")) - names if "memlane" in name]
+    assert not [name for name in set(os.listdir(names.directory())) - before if "memlane" in name]
 
 
 @pytest.mark.parametrize(

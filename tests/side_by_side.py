@@ -1,0 +1,56 @@
+"""All tests but the soak, in two runs of pytest side by side: most of the time a test waits for a process or compiler.
+
+Each run has a directory of its own for named segments, because every test looks whether it has left one behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+HERE = Path(__file__).parent
+FIRST = ["core", "ipc", "train"]
+"""The others' folders and files are the second run's: about as long."""
+
+
+def main() -> int:
+    rest = [entry.name for entry in HERE.iterdir() if entry.name.startswith("test_") or _has_tests(entry)]
+    groups = [FIRST, sorted(set(rest) - set(FIRST))]
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tests-") as own:
+        runs = [start(group, own if number else None) for number, group in enumerate(groups)]
+        voices = [threading.Thread(target=speak, args=(number, run.stdout)) for number, run in enumerate(runs, 1)]
+        for voice in voices:
+            voice.start()
+        codes = [run.wait() for run in runs]
+        for voice in voices:
+            voice.join()
+    print(f"{time.monotonic() - begin:.0f} s; " + ("all passed" if not any(codes) else f"exit codes {codes}"))
+    return max(codes)
+
+
+def _has_tests(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.glob("test_*.py"))
+
+
+def start(group: list[str], shm: str | None) -> subprocess.Popen[str]:
+    environment = dict(os.environ) if shm is None else os.environ | {"MEMLANE_SHM_DIR": shm}
+    paths = [str(HERE / name) for name in group if (HERE / name).exists()]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not soak", *paths]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def speak(number: int, lines: IO[str] | None) -> None:
+    assert lines is not None
+    for line in lines:
+        print(f"[{number}] {line}", end="", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
