@@ -100,7 +100,8 @@ class RangeColumn(ArrayColumn):
         if np.count_nonzero(array < self._low) or np.count_nonzero(array > self._high):
             wrong = (array < self._low) | (array > self._high)
             low, high = (np.broadcast_to(bound, array.shape)[wrong].flat[0] for bound in (self._low, self._high))
-            raise ValueError(f"at {self.path!r}: expected {low} to {high}, found {array[wrong].flat[0]}")
+            where = f" at index {np.argwhere(wrong)[0].tolist()}" if array.ndim else ""
+            raise ValueError(f"at {self.path!r}: expected {low} to {high}, found {array[wrong].flat[0]}{where}")
         return array
 
 
