@@ -8,8 +8,11 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 NATIVE := CMakeLists.txt $(shell find native -type f)
 CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 
-.PHONY: demo test lint types native-test python-test soak bench setup clean
+.PHONY: train demo test lint types native-test python-test soak bench setup clean
 .DELETE_ON_ERROR:
+
+train: $(VENV)/.built  ## a policy for CartPole, with everything about it in a folder under runs/
+	@$(VENV)/bin/memlane train CartPole-v1
 
 demo: $(VENV)/.built  ## a tour of a few seconds: real processes, a kill, and nothing left behind
 	@$(PY) examples/tour.py
@@ -25,7 +28,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) ..."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PIP) scikit-build-core nanobind cmake ninja
-	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch]'
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,cli]'
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(VENV)/.ready $(NATIVE)
@@ -34,7 +37,7 @@ $(VENV)/.built: $(VENV)/.ready $(NATIVE)
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.built
-	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,peers]'
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,cli,peers]'
 	@touch $@
 
 lint: $(VENV)/.built
@@ -69,7 +72,7 @@ soak: $(VENV)/.built  ## minutes of kills and races
 	$(PY) -m pytest -m soak
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark, memlane and its peers interleaved
-	@for name in signal rows ring weights; do $(PY) benchmarks/$$name.py || exit 1; done
+	@for name in signal rows ring weights native_envs train; do $(PY) benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,18 +103,220 @@ def test_build_passes_its_flags_on(source: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_envs_has_a_line_for_each_environment() -> None:
-    lines = memlane("envs").stdout.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == built_in_names()
+    lines = memlane("envs").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1 : lines.index("")]] == built_in_names()
 
 
-def test_envs_tells_spaces_limit_and_settings() -> None:
+def test_envs_tells_spaces_limit_preset_and_settings() -> None:
     (line,) = [line for line in memlane("envs").stdout.splitlines() if line.startswith("CartPole-v1")]
-    assert line.split() == ["CartPole-v1", "float32[4]", "Discrete(2)", "500", "sutton_barto_reward=0"]
+    assert line.split() == ["CartPole-v1", "float32[4]", "Discrete(2)", "500", "475", "sutton_barto_reward=0"]
+
+
+def test_envs_names_presets_of_other_environments() -> None:
+    assert "HalfCheetah-v5" in memlane("envs").stdout.splitlines()[-1]
 
 
 def test_the_module_can_be_run_too() -> None:
     result = subprocess.run([sys.executable, "-m", "memlane.cli", "envs"], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+STEPS = 32 * 32
+"""Of an update of CartPole's preset."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A run of a few updates, and what the command said."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    arguments = ("CartPole-v1", "--max-steps", str(3 * STEPS), "--folder", folder, "--set", "epochs=1", "clip=0.3")
+    return folder, memlane("train", *arguments, "--set", "network.hidden=(16,)")
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_training_leaves_a_whole_run_and_says_what_comes_next(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, said = trained
+    assert (said.returncode, said.stderr) == (0, "")
+    there = {file.name.partition(".out")[0] for file in folder.iterdir()}
+    assert there == {"checkpoint.pt", "config.json", "events", "metrics.csv", "report.html", "result.json"}
+    made = json.loads((folder / "result.json").read_text())
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + made["iteration"]
+    assert made["env_steps"] >= 3 * STEPS
+    for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
+        assert words in said.stdout
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["algorithm"]["epochs"], config["algorithm"]["clip"]) == (1, 0.3)
+    assert config["algorithm"]["network"] == {"hidden": [16]}
+
+
+def test_eval_tells_returns_and_writes_a_film(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder = trained[0]
+    said = memlane("eval", folder, "--episodes", "5", "--render", "gif")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert re.match(r"CartPole-v1: return [\d.]+ ± [\d.]+ over 5 episodes", said.stdout)
+    assert (folder / "evaluation.gif").read_bytes().startswith(b"GIF89a")
+    assert "data:image/gif" in (folder / "report.html").read_text()
+
+
+def test_resume_goes_on_counting_and_json_is_a_line_for_each_update(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(trained[0], tmp_path / "copy"))
+    said = memlane("resume", folder, "--max-steps", str(5 * STEPS), "--json")
+    assert (said.returncode, said.stderr) == (0, "")
+    found = objects(said.stdout)
+    made = json.loads((trained[0] / "result.json").read_text())["iteration"]
+    updates = [one["iteration"] for one in found if one["kind"] == "update"]
+    assert updates == list(range(made + 1, made + 1 + len(updates)))
+    assert found[0]["kind"] == "start"
+    assert found[-1]["kind"] == "result"
+    assert found[-1]["env_steps"] >= 5 * STEPS
+    rows = [int(line.split(",")[0]) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+    assert rows == list(range(1, updates[-1] + 1))
+    assert json.loads((folder / "config.json").read_text())["max_steps"] == 5 * STEPS
+
+
+def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    # A terminal sends Ctrl-C to all of its foreground processes.
+    command = subprocess.Popen(
+        [COMMAND, "train", "CartPole-v1", "--collectors", "2", "--target", "inf", "--folder", folder, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert command.stdout is not None
+    said = [json.loads(command.stdout.readline()) for _ in range(6)]  # start, two collectors, three updates
+    collectors = [one["pid"] for one in said if one["kind"] == "collector_joined"]
+    os.killpg(command.pid, signal.SIGINT)
+    out, err = command.communicate(timeout=30)
+    assert (command.returncode, err) == (130, "")
+    result = objects(out)[-1]
+    assert (result["kind"], result["reason"], result["evaluation"]) == ("result", "Ctrl-C", {})
+    assert {"checkpoint.pt", "report.html", "result.json"} <= {file.name for file in folder.iterdir()}
+    assert len(collectors) == 2
+    deadline = time.monotonic() + 5  # the fork server sees the end of its pipe
+    while (left := session_of(command.pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+
+
+def session_of(leader: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == leader and state != "Z":
+                    found.append(int(folder.name))
+    return found
+
+
+def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [COMMAND, "train", "CartPole-v1", "--folder", tmp_path / "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while len(session_of(command.pid)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)  # into the imports of both
+    os.killpg(command.pid, signal.SIGINT)
+    out, err = command.communicate(timeout=30)
+    assert (command.returncode, err) == (130, b"")
+    assert out.count(b"\n") <= 1  # a quick machine has got as far as the title
+
+
+def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: Path, tmp_path: Path) -> None:
+    assert memlane("build", source).returncode == 0
+    limits = ("--num-envs", "4", "--set", "steps=8", "epochs=1")
+    said = memlane("train", "orchard.so", *limits, "--max-steps", "64", "--folder", tmp_path / "run", cwd=source.parent)
+    assert (said.returncode, said.stderr) == (0, "")
+    said = memlane("eval", "run", cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+WRONG = {
+    "an environment that is not there": ["Nowhere-v1"],
+    "a setting that is not there": ["CartPole-v1", "--set", "learning_rat=1"],
+    "a setting of another kind": ["CartPole-v1", "--set", "epochs=many"],
+    "a setting with an option of its own": ["CartPole-v1", "--set", "max_lag=2"],
+    "a setting without a value": ["CartPole-v1", "--set", "epochs"],
+    "a choice that is none": ["CartPole-v1", "--set", "schedule=quadratic"],
+    "no environments": ["CartPole-v1", "--num-envs", "0"],
+    "no collectors": ["CartPole-v1", "--collectors", "0"],
+    "a backend that has it not": ["Hopper-v5", "--backend", "native"],
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG.values(), ids=WRONG)
+def test_a_training_that_cannot_be_is_one_message_and_leaves_no_folder(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_warm_up", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["resume", "eval"])
+def test_a_folder_that_is_no_run_is_one_message(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_warm_up", lambda: None)
+    assert cli.main([name, str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path} is not a run: it has no config.json\n"
+
+
+def test_a_run_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.csv").write_text("iteration\n1\n")
+    monkeypatch.setattr(cli, "_warm_up", lambda: None)
+    assert cli.main(["train", "CartPole-v1", "--folder", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another folder\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+# -------------------------------------------------------------------------------------------------------- the machine
+
+
+def test_doctor_has_a_line_for_each_finding_and_ends_with_1_if_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = memlane("doctor")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert re.search(r"^ok +Python +3", said.stdout, re.MULTILINE)
+    from memlane.train import doctor
+
+    monkeypatch.setattr(doctor, "LOOKS", [lambda: [doctor.Finding("fail", "luck", "none left", "get some")]])
+    assert cli.main(["doctor"]) == 1
+
+
+def test_clean_removes_what_the_dead_left_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMLANE_SHM_DIR", str(tmp_path))
+    code = """
+import os
+from memlane.core import Segment
+segment = Segment.create({"numbers": ("int64", 8)}, name="forgotten")
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code])
+    said = memlane("clean").stdout
+    assert said.startswith(f"removed {tmp_path}/memlane-forgotten, ")
+    assert list(tmp_path.iterdir()) == []
+    assert memlane("clean").stdout == f"nothing to remove: {tmp_path} has no segment of a dead process\n"
 
 
 # --------------------------------------------------------------------------------------------------------------- errors

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-PRINTS = ["1088.0\n", ""]
+PRINTS = ["1088.0\n", "", ""]
 
 
 def test_the_readme_has_the_examples_that_are_tested_here() -> None:

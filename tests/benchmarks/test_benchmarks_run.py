@@ -30,7 +30,7 @@ HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", "vector_envs"])
+@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", "vector_envs", "native_envs"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
     """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
@@ -79,6 +79,10 @@ WANTED = {
         "4 CartPole-v1 in more and more workers": ["memlane", "gymnasium Async"],
         "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
         "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
+    },
+    "native_envs": {
+        "64 CartPole-v1": ["memlane", "gymnasium's NumPy", "bare C"],
+        "64 Pendulum-v1": ["memlane", "bare C"],
     },
 }
 
@@ -129,3 +133,23 @@ def test_the_record_names_machine_and_versions(run: tuple[str, str, dict[str, An
     assert record["machine"]["processor"]
     assert record["versions"]["memlane"]
     assert record["versions"]["numpy"]
+
+
+def test_training_is_measured_in_time_and_in_environment_steps(tmp_path: Path) -> None:
+    """One turn each, CartPole only: every turn imports torch."""
+    pytest.importorskip("stable_baselines3")
+    path = tmp_path / "values.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "train.py"), "--quick", "--tasks", "cartpole"]
+    done = subprocess.run([*command, "--json", str(path)], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "never solved it" not in done.stdout
+    record = json.loads(path.read_text())
+    time, whole, steps, step = ({row["name"]: row for row in table["rows"]} for table in record["tables"])
+    assert list(time) == ["memlane, native", "memlane, Python", "stable-baselines3, 1 thread"]
+    for name in time:
+        assert all(table[name]["skipped"] == "" for table in (time, whole, steps, step))
+        assert 0 < time[name]["median_ns"] < whole[name]["median_ns"]
+        assert 0 < step[name]["median_ns"] < 1e9
+        assert steps[name]["median_ns"] == int(steps[name]["median_ns"]) > 0
+    assert len(record["expectations"]) == 4
+    assert all(expectation["outcome"] in ("held", "missed") for expectation in record["expectations"])

@@ -6,10 +6,10 @@ what a rollout and its weights look like and how to collect, and learns in ``lea
 
     class Mine(AsyncRunner):
         def learn(self, max_iterations, save_interval=50, log_dir="logs"):
-            self.open(make_env, collect, slot=..., weights=...)
-            for self.iteration in range(max_iterations):
-                rollouts = self.take()
-                ...
+            self.open(make_env, collect, slot=..., weights=..., first=policy.state_dict())
+            for iteration in range(max_iterations):
+                with self.rollouts() as slots:
+                    ...
                 self.publish(policy.state_dict())
 """
 
@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from memlane.core import Layout
+from memlane.core import Layout, SegmentClosed
 from memlane.core.layout import FieldSpec
 from memlane.ipc.collectors import Collectors, Restarts
 from memlane.ipc.in_process import InProcess
 from memlane.ipc.lane import as_layout
 from memlane.ipc.memory_budget import MemoryBudget
-from memlane.ipc.protocols import Collect, Event, TakenSlot
+from memlane.ipc.protocols import Collect, Event, TakenSlot, Transport
 from memlane.ipc.ring import Ring
 from memlane.ipc.weights import Weights
 
@@ -39,9 +40,10 @@ _open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
 class AsyncRunner(ABC):
     """The base of asynchronous algorithms; see the module's text.
 
-    ``rl_cfg`` may say: ``collectors`` (1), ``rollouts_per_update`` (one of each collector), ``max_lag`` (1; 0 is
-    synchronous), ``deterministic`` (False), ``in_process`` (False), ``max_restarts``, ``restart_window``,
-    ``min_collectors``. Whatever else it says is the algorithm's.
+    ``rl_cfg`` may say: ``collectors`` (1), ``rollouts_per_update`` (one of each collector; more when one would become
+    too old), ``max_lag`` (1; 0 is synchronous), ``deterministic`` (False; it is synchronous), ``in_process`` (False),
+    ``max_restarts`` (10) in ``restart_window`` (60 s), ``min_collectors`` (1), ``rollout_timeout`` (600 s; how long to
+    wait for a rollout). Whatever else it says is the algorithm's.
     """
 
     def __init__(
@@ -67,7 +69,17 @@ class AsyncRunner(ABC):
         self.collector_device = collector_device or "cpu"
         self.sim_backend = sim_backend
         self.num_envs = num_envs
+        if self.collector_device != "cpu":
+            raise ValueError(f"collectors act on the CPU; collector_device cannot be {collector_device!r}")
         self.num_collectors = int(self.rl_cfg.get("collectors", 1))
+        if self.num_collectors < 1:
+            raise ValueError(f"collectors must be at least 1, found {self.num_collectors}")
+        self.min_collectors = int(self.rl_cfg.get("min_collectors", 1))
+        if not 1 <= self.min_collectors <= self.num_collectors:
+            raise ValueError(
+                f"min_collectors must be from 1 to the number of collectors, {self.num_collectors}, found "
+                f"{self.min_collectors}"
+            )
         self.deterministic = bool(self.rl_cfg.get("deterministic", False))
         self.max_lag = 0 if self.deterministic else int(self.rl_cfg.get("max_lag", 1))
         self.rollouts_per_update = int(self.rl_cfg.get("rollouts_per_update", self.num_collectors))
@@ -78,7 +90,14 @@ class AsyncRunner(ABC):
                 f"rollouts_per_update must be at least the number of collectors, {self.num_collectors}, found "
                 f"{self.rollouts_per_update}"
             )
-        self.collectors: Collectors | InProcess | None = None
+        if self.deterministic and self.rollouts_per_update % self.num_collectors:
+            raise ValueError(
+                f"in deterministic mode every collector gives as many rollouts to an update: rollouts_per_update must "
+                f"be a multiple of {self.num_collectors}, found {self.rollouts_per_update}"
+            )
+        self.rollout_timeout = float(self.rl_cfg.get("rollout_timeout", 600.0))
+        self.collectors: Transport | None = None
+        self._taken: list[TakenSlot] = []
         self.weights: Weights | None = None
         self.events: list[Event] = []
         self._closed = False
@@ -102,6 +121,8 @@ class AsyncRunner(ABC):
         """Make the lanes, publish the ``first`` weights and start the collectors."""
         if self._closed:
             raise ValueError("the runner was closed; make a new one")
+        if self.collectors is not None:
+            raise ValueError("the runner is open already; a second training needs a runner of its own")
         layout = as_layout(slot)
         under_way = self.rollouts_per_update * (self.max_lag + 1)
         budget = MemoryBudget()
@@ -111,6 +132,9 @@ class AsyncRunner(ABC):
         budget.check()
         self.weights = Weights(weights)
         self.weights.publish(first)
+        # Last come, first served: we must be there before the memory goes at the interpreter's end.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         if self.rl_cfg.get("in_process"):
             self.collectors = InProcess(
                 self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way
@@ -119,7 +143,7 @@ class AsyncRunner(ABC):
             restarts = Restarts(
                 int(self.rl_cfg.get("max_restarts", 10)),
                 float(self.rl_cfg.get("restart_window", 60.0)),
-                int(self.rl_cfg.get("min_collectors", 1)),
+                self.min_collectors,
             )
             self.collectors = Collectors(
                 self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way,
@@ -129,19 +153,24 @@ class AsyncRunner(ABC):
 
     @contextmanager
     def rollouts(self, timeout: float | None = None) -> Iterator[list[TakenSlot]]:
-        """As many rollouts as one update learns from; they are the collectors' again at the end of the block. In
-        deterministic mode they come in the collectors' order."""
+        """As many rollouts as one update learns from, and those that would be too old for the next; they are the
+        collectors' again at the end of the block. In deterministic mode they come in the collectors' order. After a
+        ``WaitTimeout`` those that were there already wait for the next call."""
         assert self.collectors is not None
-        taken: list[TakenSlot] = []
+        assert self.weights is not None
+        deadline = time.monotonic() + (self.rollout_timeout if timeout is None else timeout)
+        too_old = self.weights.version - self.max_lag
+        while len(self._taken) < self.rollouts_per_update or self.collectors.owes(too_old):
+            self._taken.append(self.collectors.take(max(deadline - time.monotonic(), 0)))
+        taken, self._taken = self._taken, []
+        if self.deterministic:
+            taken.sort(key=lambda slot: slot.writer)
         try:
-            while len(taken) < self.rollouts_per_update:
-                taken.append(self.collectors.take(timeout))
-            if self.deterministic:
-                taken.sort(key=lambda slot: slot.writer)
             yield taken
         finally:
-            for slot in taken:
-                slot.release()
+            with contextlib.suppress(SegmentClosed):  # by a signal handler, say
+                for slot in taken:
+                    slot.release()
 
     def publish(self, tensors: Mapping[str, Any]) -> int:
         """New weights; and as many new rollouts may begin as were learned from."""
@@ -167,11 +196,11 @@ class AsyncRunner(ABC):
         exit or from ``__del__``."""
         if self._closed:
             return
-        self._closed = True
         if self.collectors is not None:
             self.collectors.close()
         if self.weights is not None:
             self.weights.close()
+        self._closed = True  # only now: one that was interrupted can be done again
 
     def __enter__(self) -> AsyncRunner:
         return self
@@ -184,7 +213,6 @@ class AsyncRunner(ABC):
             self.close()
 
 
-@atexit.register
 def _close_all() -> None:
     for runner in list(_open):
         runner.close()

@@ -1,13 +1,17 @@
 """Collectors: processes that fill a ring with rollouts, as the learner sees them: started, paced, watched, replaced.
 
 Pacing is by credits. A collector needs one for every rollout that it begins. The learner hands them out again once it
-has published what it learned from a rollout, so that never more than ``under_way`` rollouts are between the two: that
-bounds how many versions the policy can be ahead of the data, and nothing has to be thrown away.
+has published what it learned from a rollout, so that never more than ``under_way`` rollouts are between the two. And
+before it learns on, it waits for those that would become too old (``owes``). Both together bound how many versions the
+policy is ahead of the data, and nothing has to be thrown away.
 
-    field        written by     when
-    stop         the learner    once
-    granted[w]   the learner    a signal: how many rollouts worker w may have begun since the start
-    told[w]      worker w       all the time: see ``BEGUN`` and those after it
+    field         written by    when
+    stop          the learner   once
+    granted[w]    the learner   a signal: how many rollouts worker w may have begun since the start
+    versions[w]   worker w      the version of the weights when it began its n-th rollout, at place n modulo the length
+    told[w]       worker w      all the time: see ``BEGUN`` and those after it
+
+    If worker w dies, the learner takes what it has committed and sets ``told[w]`` to that: its successor goes on there.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import multiprocessing as mp
 import os
 import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -26,7 +32,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from memlane.core import SIGNAL, Layout, Peer, PeerDied, Segment, die_with
+from memlane.core import SIGNAL, Layout, Peer, PeerDied, Segment, SegmentClosed, WaitTimeout, die_with
+from memlane.core.children import hidden_main
 from memlane.core.liveness import how_ended
 from memlane.ipc.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
 from memlane.ipc.protocols import Collect, CollectorJoined, CollectorLost, Event, Stopped
@@ -40,6 +47,19 @@ _ALL_OF_THEM = 1 << 40
 _STOP_SECONDS, _TERM_SECONDS, _KILL_SECONDS = 2.0, 1.0, 1.0
 """How long a collector has to end by itself, after SIGTERM, and after SIGKILL."""
 _PRELOAD = ["torch", "memlane.ipc.collectors"]
+
+
+def start_server() -> None:
+    """The process that collectors are forked from; it imports what they need once."""
+    forkserver.set_forkserver_preload(_PRELOAD)
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
+    try:
+        with hidden_main():
+            forkserver.ensure_running()  # it ignores Ctrl-C from its birth on, as we do now
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
@@ -56,12 +76,14 @@ class Restarts:
 class Control:
     """The segment that the learner and its collectors speak through."""
 
-    def __init__(self, collectors: int) -> None:
+    def __init__(self, collectors: int, under_way: int) -> None:
         self._open(
             Segment.create(
                 {
                     "stop": (SIGNAL, ()),
                     "granted": (SIGNAL, (collectors,)),
+                    # One more than a worker can have begun and not given away.
+                    "versions": ("int64", (collectors, under_way + 1)),
                     "told": ("int64", (collectors, _LINE)),
                 }
             )
@@ -71,6 +93,7 @@ class Control:
         self.segment = segment
         self.stop = segment.signal("stop")
         self.told = segment["told"]
+        self.versions = segment["versions"]
         self.granted = [segment.signal("granted", worker) for worker in range(len(self.told))]
 
     def __getstate__(self) -> Segment:
@@ -86,7 +109,9 @@ class Control:
 class Sink:
     """Where a collector puts its rollouts."""
 
-    def __init__(self, ring: Ring, control: Control, worker: int, learner: Peer) -> None:
+    def __init__(self, ring: Ring, weights: Weights, control: Control, worker: int, learner: Peer) -> None:
+        self._weights = weights
+        self._versions = control.versions[worker]
         self._writer = ring.writer(worker)
         self._control = control
         self._told = control.told[worker]
@@ -100,7 +125,10 @@ class Sink:
             raise Stopped("the run has ended")
         slot = CountedSlot(self._writer.claim(peers=self._learner), told)
         told[WAIT_NS] += time.monotonic_ns() - begin
-        told[BEGUN] += 1
+        # Before it counts as begun: whoever sees that it has sees a version that is not newer than the one to be used.
+        number = int(told[BEGUN])
+        self._versions[number % len(self._versions)] = self._weights.version
+        told[BEGUN] = number + 1
         return slot
 
 
@@ -110,6 +138,7 @@ class CountedSlot(Mapping[str, Any]):
     def __init__(self, slot: WriteSlot, told: Any) -> None:
         self._slot = slot
         self._told = told
+        self._committed = False
 
     def __getitem__(self, name: str) -> Any:
         return self._slot[name]
@@ -122,6 +151,7 @@ class CountedSlot(Mapping[str, Any]):
 
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
         self._slot.commit(policy_version=policy_version, rows=rows)
+        self._committed = True
         self._told[COMMITTED] += 1
         self._told[VERSION] = policy_version
 
@@ -129,6 +159,8 @@ class CountedSlot(Mapping[str, Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._committed and not self._slot.released:
+            self._told[BEGUN] -= 1  # it never was, so the credit is still there
         self._slot.release()
 
 
@@ -195,7 +227,7 @@ def _run(task: Task) -> None:
         env = make_env(task.worker)
         try:
             context = Context(task.control, task.worker, task.incarnation, reporter)
-            sink = Sink(task.ring, task.control, task.worker, task.learner)
+            sink = Sink(task.ring, task.weights, task.control, task.worker, task.learner)
             with contextlib.suppress(Stopped):
                 collect(env, Subscriber(task.weights), sink, context)
         finally:
@@ -208,7 +240,7 @@ def _run(task: Task) -> None:
 @dataclass(eq=False)
 class _Handle:
     process: BaseProcess
-    peer: CollectorPeer
+    peer: CollectorPeer | None
     incarnation: int
 
 
@@ -240,16 +272,19 @@ class Collectors:
         self._content = cloudpickle.dumps((make_env, collect))
         self.ring = Ring(slot, num_slots=under_way, overflow="block")
         self.weights = weights
-        self.control = Control(count)
+        self.control = Control(count, under_way)
         self.errors = CollectorErrors(count)
         self._reader = self.ring.reader()
         self._context = mp.get_context(context)
         if context == "forkserver":
-            forkserver.set_forkserver_preload(_PRELOAD)
+            start_server()
         self._handles: dict[int, _Handle] = {}
         self._taken = [0] * count
         self._spent = [0] * count
         """Rollouts that were taken and have not been paid back."""
+        self._kept: deque[ReadSlot] = deque()
+        """Taken from the ring when somebody died; handed out before those that are still there."""
+        self._last_counters: dict[str, int] = {}
         self._deaths: list[float] = []
         self.total_restarts = 0
         self._stopped = False
@@ -266,10 +301,19 @@ class Collectors:
             Peer.current("learner"),
         )  # fmt: skip
         process = self._context.Process(target=_run, args=(task,), name=f"memlane collector {worker}")  # type: ignore[attr-defined]
-        process.start()
+        with hidden_main():
+            process.start()
         assert process.pid is not None
-        self._handles[worker] = _Handle(process, self.errors.watch(worker, process.pid), incarnation)
         self.on_event(CollectorJoined(worker, incarnation, process.pid))
+        try:
+            peer = self.errors.watch(worker, process.pid)
+        except CollectorError:
+            raise  # it has raised already
+        except PeerDied as death:  # and is gone already
+            self._handles[worker] = _Handle(process, None, incarnation)
+            self._replace(worker, process.pid, str(death), 0)
+            return
+        self._handles[worker] = _Handle(process, peer, incarnation)
 
     # ------------------------------------------------------------------------------------------------------ rollouts
 
@@ -277,16 +321,34 @@ class Collectors:
         """The oldest rollout that nobody has taken. Meanwhile the dead are replaced; a collector that raised ends the
         wait with its own error."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
+        self.check()  # a rollout that is there ends the wait before anybody looks at the peers
+        while not self._kept:
             left = None if deadline is None else max(deadline - time.monotonic(), 0)
             try:
-                slot = self._reader.take(left, [handle.peer for handle in self._handles.values()])
+                self._keep(self._reader.take(left, self._peers()))
             except CollectorError as error:
                 self._lost(error)
-                continue
-            self._taken[slot.writer] += 1
-            self._spent[slot.writer] += 1
-            return slot
+        slot = self._kept.popleft()
+        self._spent[slot.writer] += 1
+        return slot
+
+    def _keep(self, slot: ReadSlot) -> None:
+        self._taken[slot.writer] += 1
+        self._kept.append(slot)
+
+    def _peers(self) -> list[CollectorPeer]:
+        return [handle.peer for handle in self._handles.values() if handle.peer is not None]
+
+    def owes(self, version: int) -> bool:
+        """Whether a rollout that was begun with this version or an older one is still to come."""
+        if any(slot.policy_version <= version for slot in self._kept):
+            return True
+        versions, told = self.control.versions, self.control.told
+        for worker in self._handles:
+            for number in range(self._taken[worker], int(told[worker][BEGUN])):
+                if versions[worker][number % versions.shape[1]] <= version:
+                    return True
+        return False
 
     def pay_back(self) -> None:
         """What was learned from the rollouts taken so far is published: as many new ones may begin."""
@@ -296,34 +358,46 @@ class Collectors:
                 self._grant(worker, many)
 
     def _grant(self, worker: int, many: int) -> None:
-        if worker not in self._handles:  # it stays away: somebody else makes its rollouts
-            worker = min(self._handles)
-        self.control.granted[worker].add(many)
+        if worker in self._handles:
+            self.control.granted[worker].add(many)
+            return
+        for number in range(many):  # it stays away: the others make its rollouts, in turn
+            living = sorted(self._handles)
+            self.control.granted[living[number % len(living)]].add(1)
 
     def check(self) -> None:
         """Replace the dead, without waiting for a rollout; ``CollectorError`` if one raised."""
-        for handle in list(self._handles.values()):
-            if handle.peer.failed or not handle.peer.alive:
-                self._lost(handle.peer.error(""))
+        for peer in self._peers():
+            if peer.failed or not peer.alive:
+                self._lost(peer.error(""))
 
     def _lost(self, error: CollectorError) -> None:
         worker = error.worker
         handle = self._handles.get(worker)
-        if handle is None or handle.peer.pid != error.pid:
+        if handle is None or handle.process.pid != error.pid:
             return
         if error.remote_traceback:  # it raised: it would again
             raise error
+        self._replace(worker, error.pid, str(error), error.step)
+
+    def _replace(self, worker: int, pid: int, cause: str, step: int) -> None:
+        """The process of a collector is gone: another one takes its place, if that does not happen too often."""
+        handle = self._handles.pop(worker)
         handle.process.join(1)
         code = handle.process.exitcode
-        cause = str(error) if code is None else f"collector {worker} (pid {error.pid}) {how_ended(code)}"
-        del self._handles[worker]
+        if code is not None:
+            cause = f"collector {worker} (pid {pid}) {how_ended(code)}"
         now = time.monotonic()
         self._deaths = [death for death in self._deaths if now - death < self.restarts.window] + [now]
         replaced = len(self._deaths) <= self.restarts.most
-        self.on_event(CollectorLost(worker, handle.incarnation, error.pid, cause, replaced))
+        self.on_event(CollectorLost(worker, handle.incarnation, pid, cause, replaced))
+        # The dead commit nothing more: what can be taken now is all there is of it, whatever it came to count. What it
+        # had begun beyond that is lost, and its successor may begin it anew.
+        with contextlib.suppress(WaitTimeout):
+            while True:
+                self._keep(self._reader.take(timeout=0))
         told = self.control.told[worker]
-        # What it had begun is lost; its successor may begin that anew.
-        told[BEGUN] = max(int(told[COMMITTED]), self._taken[worker])
+        told[BEGUN] = told[COMMITTED] = self._taken[worker]
         if replaced:
             self.total_restarts += 1
             self._start(worker, handle.incarnation + 1)
@@ -333,7 +407,7 @@ class Collectors:
                 f"{cause}; {len(self._deaths)} deaths in {self.restarts.window:g} s are more than the "
                 f"{self.restarts.most} that are replaced, and {len(self._handles)} collectors are left of at least "
                 f"{self.restarts.min_collectors} that the run needs",
-                worker=worker, pid=error.pid, type_name=error.type_name, remote_traceback="", step=error.step,
+                worker=worker, pid=pid, type_name=cause, remote_traceback="", step=step,
             )  # fmt: skip
         unused = self.control.granted[worker].value - int(told[BEGUN])
         self._grant(worker, unused)
@@ -342,10 +416,12 @@ class Collectors:
 
     @property
     def pids(self) -> dict[int, int]:
-        return {worker: handle.peer.pid for worker, handle in self._handles.items()}
+        return {worker: handle.process.pid or 0 for worker, handle in self._handles.items()}
 
     def counters(self) -> dict[str, int]:
         """Sums over all collectors since the start."""
+        if self._stopped:
+            return self._last_counters
         told = self.control.told.sum(axis=0)
         names = {"steps": STEPS, "wait_ns": WAIT_NS, "env_ns": ENV_NS, "policy_ns": POLICY_NS, "rollouts": COMMITTED}
         counts = {name: int(told[place]) for name, place in names.items()}
@@ -357,10 +433,11 @@ class Collectors:
         """Stop: by word, then with SIGTERM, then with SIGKILL, each with its own limit. Again is harmless."""
         if self._stopped:
             return
-        self._stopped = True
-        self.control.stop.store(1)
-        for granted in self.control.granted:
-            granted.add(_ALL_OF_THEM)
+        with contextlib.suppress(SegmentClosed):  # at the interpreter's end the memory may be gone before us
+            self._last_counters = self.counters()
+            self.control.stop.store(1)
+            for granted in self.control.granted:
+                granted.add(_ALL_OF_THEM)
         processes = [handle.process for handle in self._handles.values()]
         for seconds, signum in (
             (_STOP_SECONDS, None),
@@ -377,7 +454,10 @@ class Collectors:
                 process.join(max(deadline - time.monotonic(), 0))
             if all(process.exitcode is not None for process in processes):
                 break
+        # Only now: a close that was interrupted can be done again.
+        self._stopped = True
         self._handles.clear()
+        self._kept.clear()
         self.ring.close()
         self.errors.close()
         self.control.segment.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memlane.core import Layout, WaitTimeout
+from memlane.core import Layout, StaleView, WaitTimeout
 from memlane.ipc.protocols import Collect, Stopped
 from memlane.ipc.weights import Weights
 
@@ -26,6 +26,7 @@ class _Rollout(Mapping[str, Any]):
         self._owner = owner
         self.writer = writer
         self.policy_version = self.rows = 0
+        self._committed = False
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
@@ -37,7 +38,9 @@ class _Rollout(Mapping[str, Any]):
         return len(self._arrays)
 
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
-        self.policy_version, self.rows = policy_version, rows
+        if self._committed:
+            raise StaleView("the rollout was committed before")
+        self.policy_version, self.rows, self._committed = policy_version, rows, True
         self._owner._commit(self)
 
     def release(self) -> None:
@@ -47,7 +50,8 @@ class _Rollout(Mapping[str, Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        if not self._committed:
+            self._owner._give_up(self)
 
 
 class _Sink:
@@ -107,6 +111,8 @@ class InProcess:
         weights: Weights,
         under_way: int,
     ) -> None:
+        if count < 1:
+            raise ValueError(f"there must be at least 1 collector, found {count}")
         if under_way < count:
             raise ValueError(f"each of {count} collectors needs a rollout under way, found {under_way} for all")
         self.count = count
@@ -115,9 +121,13 @@ class InProcess:
         self._changed = threading.Condition()
         self._credits = [under_way // count + (worker < under_way % count) for worker in range(count)]
         self._spent = [0] * count
+        self._begun: list[tuple[int, int]] = []
+        """Worker and version of every rollout that was begun and not taken."""
         self._committed = [0] * count
         self._ready: deque[_Rollout] = deque()
         self._error: BaseException | None = None
+        self._left: BaseException | None = None
+        """One that returned; what it has committed is still to be had."""
         self._stopped = False
         self._told = {"steps": 0, "wait_ns": 0, "env_ns": 0, "policy_ns": 0}
         self._threads = [
@@ -136,6 +146,9 @@ class InProcess:
             env = make_env(worker)
             try:
                 collect(env, _Subscriber(self._weights), _Sink(self, worker), _Context(self, worker))
+                with self._changed:
+                    self._left = RuntimeError(f"collector {worker} returned before the run ended")
+                    self._changed.notify_all()
             finally:
                 env.close()
         except Stopped:
@@ -152,8 +165,23 @@ class InProcess:
             if self._stopped:
                 raise Stopped("the run has ended")
             self._credits[worker] -= 1
+            self._begun.append((worker, self._weights.version))
             self._told["wait_ns"] += time.monotonic_ns() - begin
         return _Rollout(self._layout, self, worker)
+
+    def _give_up(self, rollout: _Rollout) -> None:
+        with self._changed:
+            self._credits[rollout.writer] += 1
+            self._forget(rollout.writer, last=True)
+
+    def _forget(self, worker: int, *, last: bool = False) -> None:
+        places = [place for place, (owner, _) in enumerate(self._begun) if owner == worker]
+        del self._begun[places[-1 if last else 0]]
+
+    def owes(self, version: int) -> bool:
+        """Whether a rollout that was begun with this version or an older one is still to come."""
+        with self._changed:
+            return any(begun <= version for _, begun in self._begun)
 
     def _commit(self, rollout: _Rollout) -> None:
         with self._changed:
@@ -163,11 +191,14 @@ class InProcess:
 
     def take(self, timeout: float | None = None) -> _Rollout:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ready or self._error is not None, timeout):
+            if not self._changed.wait_for(lambda: self._ready or self._error or self._left, timeout):
                 raise WaitTimeout(f"waited {timeout:g} s for a rollout")
             if self._error is not None:
                 raise self._error
+            if not self._ready and self._left is not None:
+                raise self._left
             rollout = self._ready.popleft()
+            self._forget(rollout.writer)
             self._spent[rollout.writer] += 1
             return rollout
 

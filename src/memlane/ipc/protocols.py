@@ -58,6 +58,23 @@ class RolloutSource(Protocol):
         """The oldest rollout that nobody has taken; ``WaitTimeout`` if none comes in time."""
 
 
+class Transport(RolloutSource, Protocol):
+    """What a learner needs of its collectors: wherever they are."""
+
+    def start(self) -> None: ...
+    def owes(self, version: int) -> bool:
+        """Whether a rollout that was begun with this version or an older one is still to come."""
+
+    def pay_back(self) -> None:
+        """What was learned from the rollouts taken so far is published: as many new ones may begin."""
+
+    def check(self) -> None:
+        """Replace the dead; raise what a collector raised."""
+
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+
 class WeightPublisher(Protocol):
     @property
     def version(self) -> int: ...

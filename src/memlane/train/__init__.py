@@ -1,7 +1,25 @@
-"""Training: learners and collectors, one readable file for each algorithm."""
+"""Training: learners and collectors, one readable file for each algorithm.
 
-from memlane.train.appo import APPO, APPOConfig
-from memlane.train.networks import ActorCritic, NetworkConfig
-from memlane.train.run import Metrics, Run
+What needs torch is imported when it is first asked for: ``memlane doctor`` and reports work without.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memlane.train.appo import APPO, APPOConfig
+    from memlane.train.networks import ActorCritic, NetworkConfig
+    from memlane.train.run import Metrics, Run
 
 __all__ = ["APPO", "APPOConfig", "ActorCritic", "Metrics", "NetworkConfig", "Run"]
+
+_HOMES = {
+    "APPO": "appo", "APPOConfig": "appo", "ActorCritic": "networks", "NetworkConfig": "networks", "Metrics": "run",
+    "Run": "run",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

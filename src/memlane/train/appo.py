@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,8 @@ from memlane.ipc.async_runner import AsyncRunner
 from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, TakenSlot, WeightSubscriber
 from memlane.ipc.tensors import layout_of
 from memlane.train.environments import Make, make_envs
-from memlane.train.networks import ActorCritic, NetworkConfig, State, masked, parts_of
+from memlane.train.interrupts import uninterrupted
+from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics, Run
 
@@ -54,6 +56,17 @@ class APPOConfig:
     normalize_advantages: bool = True
     reward_scale: float = 1.0
     network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "epochs", "minibatch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        for name, known in (
+            ("schedule", ("constant", "linear", "adaptive")),
+            ("clip_schedule", ("constant", "linear")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {list(known)}, found {getattr(self, name)!r}")
 
 
 # ------------------------------------------------------------------------------------------------------- rollouts
@@ -106,7 +119,7 @@ class Collector:
                 version = weights.read(tensors)
                 number = self.first_rollout + context.rollout
                 if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
-                    life = number if self.fresh_every else 1_000_003 * context.incarnation
+                    life = number if self.fresh_every else self.first_rollout + 1_000_003 * context.incarnation
                     trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
                 env_ns, policy_ns = trip.fill(slot, steps)
                 slot.commit(policy_version=version, rows=steps * trip.envs)
@@ -120,7 +133,8 @@ class Trip:
         self.env = env
         self.policy = policy
         self.envs = int(env.num_envs)
-        self.names = list(parts_of(env.single_observation_space))
+        self.space = env.single_observation_space
+        self.names = list(parts_of(self.space))
         self.begun = False
 
     def begin(self, seed: int) -> None:
@@ -173,15 +187,8 @@ class Trip:
         return env_ns, policy_ns
 
     def _look(self, arrays: Mapping[str, NDArray[Any]], t: int) -> None:
-        if isinstance(self.observations, dict):
-            for name, array in arrays.items():
-                value = self.observations
-                for key in name.split("."):
-                    value = value[key]
-                array[t] = value
-        else:
-            (array,) = arrays.values()
-            array[t] = self.observations
+        for name, value in arrays_of(self.space, self.observations).items():
+            arrays[name][t] = value
 
 
 # -------------------------------------------------------------------------------------------------------- learning
@@ -253,11 +260,11 @@ class Learner:
         clip = config.clip * (max(1 - progress, 0.0) if config.clip_schedule == "linear" else 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
-        advantages, targets = self.judge(batch, lag)
         valid = batch.valid
-        explained = _explained(targets[valid], (targets - advantages)[valid])
-        if config.normalize_advantages:
-            some = advantages[valid]
+        advantages, targets, values = self.judge(batch, lag)
+        explained = _explained(targets[valid], values[valid])
+        some = advantages[valid]
+        if config.normalize_advantages and len(some) > 1:
             advantages = (advantages - some.mean()) / (some.std() + 1e-8)
         told: dict[str, list[float]] = {name: [] for name in ("policy_loss", "value_loss", "entropy", "kl", "clipped")}
         for _ in range(config.epochs):
@@ -270,10 +277,10 @@ class Learner:
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
                 self.optimizer.step()
-                for name, values in told.items():
-                    values.append(float(losses[name].detach()))
+                for name, means in told.items():
+                    means.append(float(losses[name].detach()))
                 kls.append(told["kl"][-1])
-            kl = sum(kls) / len(kls)
+            kl = sum(kls) / max(len(kls), 1)
             if config.stop_kl and kl > config.stop_kl:
                 break
         if config.schedule == "adaptive":
@@ -287,21 +294,23 @@ class Learner:
             numbers = self.policy.encoder.numbers(seen)
             assert numbers is not None
             normalizer.update(numbers)
-        means = {name: sum(values) / len(values) for name, values in told.items()}
-        return {**means, "learning_rate": self.learning_rate, "explained_variance": explained}
+        averages = {name: sum(means) / max(len(means), 1) for name, means in told.items()}
+        return {**averages, "learning_rate": self.learning_rate, "explained_variance": explained}
 
     @torch.no_grad()
-    def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor]:
-        """Advantages and value targets, in the eyes of the current policy."""
+    def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages, value targets and values, in the eyes of the current policy."""
         config = self.config
         features = self.policy.sequence(batch.observations, batch.begins, batch.state)
         values = self.policy.value(features).squeeze(-1)
         rewards = batch.rewards * config.reward_scale
+        ends = batch.terminated, batch.ended, batch.valid
         if lag == 0:
-            return gae(rewards, values, batch.terminated, batch.ended, batch.valid, config.gamma, config.lam)
+            return *gae(rewards, values, *ends, config.gamma, config.lam), values[:-1]
         now = self.policy.actions.log_prob(self.policy.policy(features[:-1]), batch.actions)
         ratios = now - batch.log_probs
-        return v_trace(rewards, values, batch.terminated, batch.ended, batch.valid, ratios, config.gamma, config.lam)
+        advantages, targets = v_trace(rewards, values, *ends, ratios, config.gamma, config.lam)
+        return advantages, targets, values[:-1]
 
     def _minibatches(self, batch: Batch) -> list[tuple[Tensor | None, Tensor]]:
         """Rows and columns of the batch in random order. With an LSTM whole columns: it needs what came before."""
@@ -310,6 +319,8 @@ class Learner:
             many = max(self.config.minibatch // steps, 1)
             return [(None, some) for some in torch.split(torch.randperm(envs), many)]
         flat = batch.valid.flatten().nonzero().squeeze(-1)
+        if not len(flat):
+            return []
         flat = flat[torch.randperm(len(flat))]
         parts = max(round(len(flat) / self.config.minibatch), 1)
         return [(some // envs, some % envs) for some in flat.tensor_split(parts)]
@@ -356,6 +367,8 @@ def ppo_losses(
 
 def _explained(targets: Tensor, values: Tensor) -> float:
     """How much of the variance of the returns the value function foresees: 1 is all."""
+    if len(targets) < 2:
+        return 0.0
     spread = targets.var()
     return float(1 - (targets - values).var() / spread) if float(spread) > 0 else 0.0
 
@@ -388,6 +401,8 @@ class APPO(AsyncRunner):
             raise TypeError(
                 f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | _RUNNER_KEYS)}"
             )
+        if self.deterministic and self.rl_cfg.get("in_process") and self.num_collectors > 1:
+            raise ValueError("in_process with several collectors is not deterministic: they share torch's random words")
         self.config = config_of({name: value for name, value in self.rl_cfg.items() if name in known})
         self.seed = int(self.rl_cfg.get("seed", 0))
         self.iteration = 0
@@ -406,6 +421,8 @@ class APPO(AsyncRunner):
         probe = make(-1)
         try:
             self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
+            if probe.num_envs != 1:
+                raise ValueError(f"{env_name} has {probe.num_envs} agents; APPO trains environments with one")
         finally:
             probe.close()
         self.learner = Learner(self.observation_space, self.action_space, self.config, self.device)
@@ -431,30 +448,36 @@ class APPO(AsyncRunner):
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
         """Until ``max_iterations`` updates have been made since the very start, or ``should_stop`` says so."""
+        made = self.run is None
         run = self.run = self.run or Run(log_dir)
+        each = self.rollouts_per_update // self.num_collectors
         collect = Collector(
-            self.config, self.seed, self.iteration, fresh_every=save_interval if self.deterministic else 0
+            self.config, self.seed, self.iteration * each, fresh_every=save_interval * each if self.deterministic else 0
         )
         first = self.learner.tensors()
         slot = slot_fields(
             self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
         )
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
-        try:
-            while self.iteration < max_iterations:
-                metrics = self._iterate(max_iterations)
-                run.record(metrics)
-                if self.iteration % save_interval == 0:
+        with uninterrupted() as interrupted:
+            try:
+                self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+                while self.iteration < max_iterations and not self.stopped_because:
+                    metrics = self._iterate(max_iterations)
+                    run.record(metrics)
+                    whole = self.iteration % save_interval == 0
+                    if whole:
+                        run.save(self.checkpoint())
+                    # In deterministic mode only where a resumed run goes on exactly as this one would.
+                    if whole or not self.deterministic:
+                        self.stopped_because = self.should_stop(metrics) or ""
+                    if interrupted():
+                        self.stopped_because = "Ctrl-C"
+                if self.iteration % save_interval and not self.deterministic:
                     run.save(self.checkpoint())
-                if reason := self.should_stop(metrics):
-                    self.stopped_because = reason
-                    break
-        except KeyboardInterrupt:
-            self.stopped_because = "Ctrl-C"
-        finally:
-            if self.iteration:
-                run.save(self.checkpoint())
-            self.close()
+            finally:
+                self.close()
+                if made:
+                    run.close()
 
     def _iterate(self, max_iterations: int) -> Metrics:
         begin = time.perf_counter_ns()
@@ -465,7 +488,7 @@ class APPO(AsyncRunner):
             lengths = np.concatenate([slot["episode_lengths"].ravel() for slot in slots])
             returns = np.concatenate([slot["episode_returns"].ravel() for slot in slots])
         done = ~np.isnan(returns)
-        self.env_steps += int(batch.valid.numel())
+        self.env_steps += int(batch.valid.sum())
         assert self.run is not None
         share = self.iteration / max_iterations if self.progress is None else self.progress(self.run.latest)
         told = self.learner.update(batch, max(lags), share)
@@ -490,10 +513,10 @@ class APPO(AsyncRunner):
     # --------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that is needed to go on."""
+        """All that is needed to go on, as it is now."""
         return {
-            "policy": self.learner.policy.state_dict(),
-            "optimizer": self.learner.optimizer.state_dict(),
+            "policy": deepcopy(self.learner.policy.state_dict()),
+            "optimizer": deepcopy(self.learner.optimizer.state_dict()),
             "learning_rate": self.learner.learning_rate,
             "iteration": self.iteration,
             "env_steps": self.env_steps,

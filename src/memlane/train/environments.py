@@ -34,6 +34,8 @@ def make_envs(
         return native.make(name.removeprefix("memlane/"), num_envs, copy=True, **settings)
     if backend not in ("gymnasium", "mujoco"):
         raise ValueError(f"sim_backend must be 'native', 'gymnasium' or 'mujoco', found {backend!r}")
+    if callable(name) and settings:
+        raise TypeError(f"settings are for environments by name; a function makes its own, found {settings}")
     make_one = name if callable(name) else lambda: gymnasium.make(name, **settings)
     if env_workers:
         from memlane.vector import AsyncVectorEnv

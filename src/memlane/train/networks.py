@@ -12,7 +12,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Space
 from torch import Tensor, nn
 
-from memlane.spaces import fields_of
+from memlane.spaces.paths import BARE, join, step
 from memlane.train.actions import Actions, actions_for
 
 State = tuple[Tensor, Tensor]
@@ -103,14 +103,18 @@ class Encoder(nn.Module):
 
 
 class Pictures(nn.Module):
-    """(..., height, width) or (..., channels, height, width) of bytes."""
+    """Bytes of shape (height, width), (channels, height, width) or (height, width, channels)."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self._dims = len(shape)
+        self._channels_last = len(shape) == 3 and shape[-1] <= 4
+        if self._channels_last:
+            shape = shape[2], shape[0], shape[1]
         channels = 1 if len(shape) == 2 else shape[0]
+        # Patches beside each other, not over each other: a third of the time of the usual 8 x 8 with a step of 4.
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 16, 8, 4), nn.ReLU(), nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.Flatten()
+            nn.Conv2d(channels, 16, 7, 7), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten()
         )
         with torch.no_grad():
             self._flat = self.layers(torch.zeros(1, channels, *shape[-2:])).shape[1]
@@ -122,6 +126,8 @@ class Pictures(nn.Module):
         flat = pixels.reshape(-1, *pixels.shape[pixels.ndim - self._dims :])
         if self._dims == 2:
             flat = flat.unsqueeze(1)
+        elif self._channels_last:
+            flat = flat.movedim(-1, 1)
         out: Tensor = self.last(self.layers(flat.float() / 255))
         return out.reshape(*leading, self.outputs)
 
@@ -199,26 +205,28 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 
 
 def parts_of(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
-    """The arrays of an observation by the names that ``memlane.spaces`` gives them."""
+    """The arrays of an observation, by the names that ``memlane.spaces`` gives them."""
     if isinstance(space, Dict):
-        return {
-            name: part for key, one in space.spaces.items() for name, part in parts_of(one, f"{path}{key}.").items()
-        }
+        parts = [parts_of(one, join(path, step(key))) for key, one in space.spaces.items()]
+        return {name: one for some in parts for name, one in some.items()}
     if not isinstance(space, Box | Discrete):
         raise TypeError(f"policies see Box and Discrete observations and dicts of them, found {space}")
-    if not path:
-        (name,) = fields_of(space, n=1)
-        return {name: space}
-    return {path[:-1]: space}
+    return {path or BARE: space}
+
+
+def arrays_of(space: Space[Any], observations: Any, path: str = "") -> dict[str, Any]:
+    """A batch of observations as the arrays that ``parts_of`` names."""
+    if isinstance(space, Dict):
+        parts = [arrays_of(one, observations[key], join(path, step(key))) for key, one in space.spaces.items()]
+        return {name: one for some in parts for name, one in some.items()}
+    return {path or BARE: observations}
 
 
 def is_picture(space: Space[Any]) -> bool:
-    return (
-        isinstance(space, Box)
-        and space.dtype == np.uint8
-        and len(space.shape) in (2, 3)
-        and min(space.shape[-2:]) >= 36
-    )
+    if not isinstance(space, Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
+        return False
+    sides = space.shape[:2] if len(space.shape) == 3 and space.shape[-1] <= 4 else space.shape[-2:]
+    return min(sides) >= 36
 
 
 def _width(space: Space[Any]) -> int:

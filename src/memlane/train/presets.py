@@ -39,8 +39,8 @@ APPO_PRESETS = {
     "Bricks-v0": Preset(
         64, 5_000_000, 20,
         config={
-            "steps": 32, "epochs": 3, "minibatch": 512, "learning_rate": 5e-4, "schedule": "linear",
-            "entropy_coef": 0.01, "network": {"hidden": (64,)},
+            "steps": 32, "epochs": 3, "minibatch": 512, "learning_rate": 1e-3, "schedule": "linear",
+            "entropy_coef": 0.01, "network": {"hidden": ()},
         },
     ),
     "HalfCheetah-v5": Preset(

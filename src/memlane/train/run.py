@@ -133,7 +133,20 @@ class Run:
         self.seconds_before = found["run"]["seconds"]
         self.recent.extend(found["run"]["recent"])
         self.latest = Metrics(found["iteration"], found["env_steps"], seconds=self.seconds_before)
+        self._forget_after(found["iteration"])
         return found
+
+    def _forget_after(self, iteration: int) -> None:
+        """Updates that were made after the checkpoint will be made again."""
+        path = self.folder / "metrics.csv"
+        if not path.exists():
+            return
+        head, *lines = path.read_text().splitlines()
+        place = head.split(",").index("iteration")
+        kept = [
+            line for line in lines if line.count(",") == head.count(",") and int(line.split(",")[place]) <= iteration
+        ]
+        _write(path, "\n".join([head, *kept, ""]).encode())
 
     def config(self) -> dict[str, Any]:
         path = self.folder / "config.json"

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Peer, Segment
+from memlane.core.children import hidden_main
 from memlane.core.liveness import how_ended
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
@@ -291,28 +292,19 @@ class Workers:
 
 @contextlib.contextmanager
 def _starting(context: Any) -> Iterator[None]:
-    """Around the start of workers: they need nothing of the main script, so it is not imported again in each of them.
-    That is what makes scripts without an ``if __name__ == "__main__"`` work, and notebooks, whatever the start
-    method."""
-    main = sys.modules.get("__main__")
-    hidden: dict[str, Any] = {
-        name: vars(main).pop(name) for name in ("__spec__", "__file__") if main and name in vars(main)
-    }
-    if main is not None:
-        main.__spec__ = None
+    """Around the start of workers: they need nothing of the main script, and one thread each."""
     limits = {name: os.environ.get(name) for name in THREAD_LIMITS}
     try:
-        if context.get_start_method() == "forkserver":
-            for name in THREAD_LIMITS:  # for the libraries that the fork server loads once for all
-                os.environ.setdefault(name, "1")
-            server: Any = forkserver._forkserver
-            if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
-                context.set_forkserver_preload([work.__module__])
-            forkserver.ensure_running()
-        yield
+        with hidden_main():
+            if context.get_start_method() == "forkserver":
+                for name in THREAD_LIMITS:  # for the libraries that the fork server loads once for all
+                    os.environ.setdefault(name, "1")
+                server: Any = forkserver._forkserver
+                if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
+                    context.set_forkserver_preload([work.__module__])
+                forkserver.ensure_running()
+            yield
     finally:
         for name, value in limits.items():
             if value is None:
                 os.environ.pop(name, None)
-        if main is not None:
-            vars(main).update(hidden)

@@ -1,0 +1,81 @@
+"""Every example runs to its end as a script, with tiny sizes, and says what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NEW = ["train_your_own_env", "survive_a_crash", "ppo_single_file", "sb3_on_memlane"]
+
+
+def run(folder: Path, name: str, *arguments: str) -> str:
+    """In a folder of its own, and with every warning an error in the script's process."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_every_example_explains_its_options(tmp_path: Path, name: str) -> None:
+    printed = run(tmp_path, name, "--help")
+    first = (EXAMPLES / f"{name}.py").read_text().splitlines()[0].strip('"')
+    assert " ".join(first.split()) in " ".join(printed.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_every_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 130
+
+
+def test_an_environment_of_ones_own_is_trained_and_gets_better(tmp_path: Path) -> None:
+    printed = run(tmp_path, "train_your_own_env", "--steps", "20000", "--folder", "run")
+    before, after = (float(found) for found in re.findall(r"(?:before|after): a return of (-?[\d.]+)", printed))
+    assert after > before + 10, printed
+    assert (tmp_path / "run" / "metrics.csv").exists()
+
+
+def test_a_training_whose_collectors_are_killed_goes_on(tmp_path: Path) -> None:
+    # Not more than three: whoever kills faster than collectors start sees no episode end, and so no mean return.
+    few = ["--every", "0.1", "--kills", "3", "--target", "100"]
+    printed = run(tmp_path, "survive_a_crash", *few, "--folder", "run")
+    kills, lost, started = map(int, re.findall(r"(\d+) kills; (\d+) collectors were lost, (\d+) started", printed)[0])
+    assert 1 <= kills <= 3
+    assert kills - 2 <= lost <= kills  # the last ones may not have been noticed
+    assert started == 2 + lost
+    assert printed.count("was killed by SIGKILL") == lost
+    assert "the target of 100 is reached" in printed
+
+
+def test_the_single_file_stands_without_memlanes_training() -> None:
+    assert "memlane.train" not in (EXAMPLES / "ppo_single_file.py").read_text()
+
+
+@pytest.mark.parametrize("backend", ["native", "python"])
+def test_the_single_file_learns_on_both_kinds_of_environments(tmp_path: Path, backend: str) -> None:
+    printed = run(tmp_path, "ppo_single_file", "--backend", backend, "--target", "60", "--max-steps", "60000")
+    assert "\nsolved: mean return" in printed, printed
+
+
+def test_stable_baselines3_learns_on_memlanes_environments(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    printed = run(tmp_path, "sb3_on_memlane", "--steps", "4096", "--num-envs", "4", "--num-workers", "2")
+    before, after = (float(found) for found in re.findall(r"(?:before|after): a return of ([\d.]+)", printed))
+    assert before > 0
+    assert after > 0
+
+
+def test_without_stable_baselines3_the_example_says_how_to_install_it(tmp_path: Path) -> None:
+    hide = "import importlib.util as u, runpy, sys; u.find_spec = lambda name: None; sys.argv = sys.argv[1:]; "
+    hide += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", hide, str(EXAMPLES / "sb3_on_memlane.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "stable_baselines3 is not installed: pip install 'memlane[sb3]'\n"
