@@ -18,10 +18,13 @@ namespace {
 // A thread more pays when each has at least so much to do: to hand one a range and to hear that it is done costs 1 to 2 us
 // while it is awake.
 constexpr double worth_a_thread_ns = 3'000;
-// Threads that made steps slower than one alone would (the cores have other work) are left alone for so many steps; they
-// have so many to show that they do not, because the first of them has to be woken or even made.
-constexpr int steps_of_rest = 1'000;
-constexpr int steps_of_trial = 50;
+// Threads that make steps slower than one alone would (the cores have other work) are left alone for so many steps, and
+// twice as many each time that they do it again: beside a busy core a trial can cost more than all the steps in between.
+constexpr int steps_of_rest = 1'000, most_rest = 64'000;
+// They have so many steps to show what they can do, or a few if it is very bad; the first are not counted, because threads
+// have to be woken then, or even made.
+constexpr int steps_of_trial = 50, bad_after = 16, not_counted = 8;
+constexpr double very_bad = 4;
 // Ranges end at multiples of this, so that two threads do not write to one cache line of flags.
 constexpr std::int32_t block = 64;
 // Of a new measurement in the running mean.
@@ -86,7 +89,7 @@ Host::Host(const memlane_spec &spec, std::int32_t num_envs, Autoreset mode, std:
            HostBuffers buffers, std::vector<double> settings)
     : spec_(spec), num_envs_(num_envs), num_agents_(std::max(spec.num_agents, 1)),
       limit_(max_episode_steps > 0 ? max_episode_steps : std::numeric_limits<std::int32_t>::max()), mode_(mode), cores_(cores()),
-      buffers_(std::move(buffers)), settings_(std::move(settings)) {
+      buffers_(std::move(buffers)), settings_(std::move(settings)), next_rest_(steps_of_rest) {
     for (std::int32_t i = 0; i < spec.num_observations; ++i)
         observation_bytes_.push_back(row_bytes(spec.observations[i]));
     for (std::int32_t i = 0; i < spec.num_infos; ++i)
@@ -175,9 +178,15 @@ std::int32_t Host::step_measured() {
     }
     const std::int64_t begin_ns = now_ns();
     const std::int32_t ended = step_shared(threads);
+    if (++shared_steps_ <= not_counted)
+        return ended;
     shared_ns_ = mean(shared_ns_, static_cast<double>(now_ns() - begin_ns));
-    if (++shared_steps_ > steps_of_trial && shared_ns_ > step_ns()) {
-        rest_ = steps_of_rest;
+    if ((shared_steps_ > steps_of_trial && shared_ns_ > step_ns()) ||
+        (shared_steps_ > bad_after && shared_ns_ > very_bad * step_ns())) {
+        if (shared_steps_ > most_rest) // they have been good for long
+            next_rest_ = steps_of_rest;
+        rest_ = next_rest_;
+        next_rest_ = std::min(2 * next_rest_, most_rest);
         shared_ns_ = shared_steps_ = 0;
     }
     return ended;

@@ -83,6 +83,7 @@ class Host {
     double shared_ns_ = 0; // a step of all on several threads
     int shared_steps_ = 0; // since the last rest
     int rest_ = 0;         // so many steps to come are for one thread
+    int next_rest_;
 };
 
 std::size_t item_bytes(std::int32_t dtype); // 0: there is no such type

@@ -249,16 +249,16 @@ def test_minibatches_have_every_valid_row_once(minibatch: int) -> None:
     env = vector_env(*TWO)
     learner = learner_of(env, minibatch=minibatch)
     batch = batch_from(learner, env, 7)
-    found = [torch.stack([rows, columns], -1) for rows, columns in learner._minibatches(batch) if rows is not None]
-    assert sorted(torch.cat(found).tolist()) == batch.valid.nonzero().tolist()
+    found = torch.cat(learner._minibatches(batch))
+    assert sorted(found.tolist()) == batch.valid.flatten().nonzero().flatten().tolist()
 
 
 def test_minibatches_of_a_network_with_memory_have_every_environment_once() -> None:
     env = vector_env(*TWO, *TWO, *TWO)
     learner = learner_of(env, minibatch=10, network=NetworkConfig(hidden=(8,), lstm=4))
     batches = learner._minibatches(batch_from(learner, env, 5))
-    assert sorted(column for _, columns in batches for column in columns.tolist()) == list(range(6))
-    assert {len(columns) for _, columns in batches} == {2}
+    assert sorted(torch.cat(batches).tolist()) == list(range(6))
+    assert {len(one) for one in batches} == {2}
 
 
 def test_rollouts_stand_side_by_side_in_a_batch() -> None:

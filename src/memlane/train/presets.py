@@ -23,7 +23,7 @@ class Preset:
 _CLASSIC = {"steps": 32, "epochs": 8, "minibatch": 512, "schedule": "linear", "gamma": 0.98, "lam": 0.9}
 
 APPO_PRESETS = {
-    "CartPole-v1": Preset(32, 500_000, 475, config={**_CLASSIC, "learning_rate": 2e-3}),
+    "CartPole-v1": Preset(16, 500_000, 475, config={**_CLASSIC, "minibatch": 256, "lam": 0.8, "learning_rate": 2e-3}),
     "Acrobot-v1": Preset(32, 1_000_000, -100, config={**_CLASSIC, "gamma": 0.99, "learning_rate": 1e-3}),
     "Pendulum-v1": Preset(
         32, 2_000_000, -200,

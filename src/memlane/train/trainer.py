@@ -156,7 +156,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         begin = time.monotonic()
 
         def should_stop(metrics: Metrics) -> str | None:
-            full = len(run.recent) >= 20
+            full = len(run.recent) == run.recent.maxlen
             if target is not None and full and metrics.mean_return >= target:
                 return f"the target of {target:g} is reached"
             if metrics.env_steps >= max_steps:
@@ -254,8 +254,8 @@ def _lasting(env: Any) -> str | None:
 
 
 def _name(env: Any) -> str:
-    return (
-        Path(env).stem
-        if isinstance(env, str) and env.endswith(".so")
-        else str(getattr(env, "__name__", env)).replace("/", "-")
-    )
+    """For people and folders."""
+    if not isinstance(env, str):
+        name = getattr(env, "__name__", "")
+        return name if name.isidentifier() else "env"
+    return Path(env).stem if env.endswith(".so") else env.replace("/", "-")

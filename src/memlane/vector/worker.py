@@ -250,10 +250,9 @@ class Worker:
             message = self._message()
             if message is not None:
                 self.progress[TOLD] += 1
+                self.channel.post(message)  # the rest of a long one goes later: the parent may wait for more to arrive
             answered[first + k] = asked[first + k]
             self.quorum.arrive(1)
-            if message is not None:
-                self.channel.post(message)  # the parent may read it only when more have arrived
         self.channel.flush()
         self.progress[THROUGH] = len(self.envs)
         self.progress[FINISHED] = self.command_number
@@ -383,12 +382,13 @@ class Worker:
         message = self._message(result)
         if message is not None:
             self.progress[TOLD] += 1
+            self.channel.post(message)  # what goes without waiting: the parent finds it there when it wakes
         self.progress[THROUGH] = len(self.envs)
         self.progress[FINISHED] = self.command_number
         self.quorum.arrive(arrivals)
         # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
         if message is not None:
-            self.channel.send(message)
+            self.channel.flush()
 
     def _message(self, result: Any = None) -> bytes | None:
         if not (self.remade or self.infos or self.failures or self.observed or result is not None):
