@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).parent
-FIRST = ["core", "ipc", "train"]
+FIRST = ["core", "ipc", "native", "train"]
 """The others' folders and files are the second run's: about as long."""
 
 
