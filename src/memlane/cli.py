@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -310,14 +309,9 @@ def _warm_up() -> None:
     """Start the server that collectors are forked from. It imports torch while this process does the same, which saves
     time where a second core is idle, and none where both are taken."""
     _need_torch()
-    from multiprocessing import forkserver
+    from memlane.ipc.collectors import start_server
 
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server inherits it: Ctrl-C is the learner's
-    try:
-        forkserver.set_forkserver_preload(["torch", "memlane.ipc.collectors"])
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    start_server()
 
 
 def _need_torch() -> None:

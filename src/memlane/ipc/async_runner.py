@@ -132,9 +132,6 @@ class AsyncRunner(ABC):
         budget.check()
         self.weights = Weights(weights)
         self.weights.publish(first)
-        # Last come, first served: we must be there before the memory goes at the interpreter's end.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
         if self.rl_cfg.get("in_process"):
             self.collectors = InProcess(
                 self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way
@@ -149,6 +146,9 @@ class AsyncRunner(ABC):
                 self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way,
                 restarts=restarts, on_event=self.events.append,
             )  # fmt: skip
+        # Last come, first served: at the interpreter's end we must be there before the memory and the fork server go.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
         self.collectors.start()
 
     @contextmanager

@@ -16,6 +16,7 @@ policy is ahead of the data, and nothing has to be thrown away.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing as mp
 import os
@@ -52,6 +53,8 @@ _PRELOAD = ["torch", "memlane.ipc.collectors"]
 def start_server() -> None:
     """The process that collectors are forked from; it imports what they need once."""
     forkserver.set_forkserver_preload(_PRELOAD)
+    atexit.unregister(_stop_server)
+    atexit.register(_stop_server)
     ours = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ours else None
     try:
@@ -60,6 +63,12 @@ def start_server() -> None:
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
+
+
+def _stop_server() -> None:
+    """It would end by itself, but only a moment after us: with torch in it, that moment is long enough to be seen."""
+    server: Any = forkserver._forkserver
+    server._stop()
 
 
 @dataclass(frozen=True)
