@@ -1,10 +1,11 @@
-"""All tests but the soak, in two runs of pytest side by side: most of the time a test waits for a process or compiler.
+"""All tests but the soak, in three runs of pytest side by side: most of its time a test waits for a process.
 
 Each run has a directory of its own for named segments, because every test looks whether it has left one behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,16 +16,17 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).parent
-FIRST = ["core", "ipc", "native", "train"]
-"""The others' folders and files are the second run's: about as long."""
+GROUPS = [["benchmarks", "core", "examples", "ipc", "spaces", "test_cli.py"], ["native", "train"]]
+"""The other folders and files are the last run's: each takes about as long."""
 
 
 def main() -> int:
     rest = [entry.name for entry in HERE.iterdir() if entry.name.startswith("test_") or _has_tests(entry)]
-    groups = [FIRST, sorted(set(rest) - set(FIRST))]
+    groups = [*GROUPS, sorted(set(rest).difference(*GROUPS))]
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tests-") as own:
-        runs = [start(group, own if number else None) for number, group in enumerate(groups)]
+    with contextlib.ExitStack() as stack:
+        own = [stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tests-")) for _ in GROUPS]
+        runs = [start(group, shm) for group, shm in zip(groups, [None, *own], strict=True)]
         voices = [threading.Thread(target=speak, args=(number, run.stdout)) for number, run in enumerate(runs, 1)]
         for voice in voices:
             voice.start()

@@ -30,7 +30,11 @@ HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", "vector_envs", "native_envs"])
+# Each turn of these two is a process that imports what it measures: a minute, for the soak.
+SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("vector_envs", "native_envs")]
+
+
+@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", *SLOW])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
     """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
@@ -135,6 +139,7 @@ def test_the_record_names_machine_and_versions(run: tuple[str, str, dict[str, An
     assert record["versions"]["numpy"]
 
 
+@pytest.mark.soak
 def test_training_is_measured_in_time_and_in_environment_steps(tmp_path: Path) -> None:
     """One turn each, CartPole only: every turn imports torch."""
     pytest.importorskip("stable_baselines3")
