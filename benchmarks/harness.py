@@ -256,9 +256,19 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def ratio(slower: Contender, faster: Contender) -> float | None:
+def ratio(slower: Contender | None, faster: Contender | None) -> float | None:
     """How many times longer ``slower`` took, or None when one of them is missing."""
-    return slower.median / faster.median if slower.rounds and faster.rounds else None
+    return slower.median / faster.median if slower and faster and slower.rounds and faster.rounds else None
+
+
+def best(contenders: Sequence[Contender], prefix: str = "", kind: Kind | None = None) -> Contender | None:
+    """The fastest of those that were measured, of a kind and with a name that begins so."""
+    found = [one for one in contenders if one.rounds and one.name.startswith(prefix) and kind in (None, one.kind)]
+    return min(found, key=lambda one: one.median, default=None)
+
+
+def threads_text(count: int) -> str:
+    return f"{count} thread" + ("s" if count > 1 else "")
 
 
 # --------------------------------------------------------------------------------------------------- the bare limit

@@ -13,12 +13,12 @@ sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has
 import importlib.util
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-from harness import BARE, Contender, Expectation, Kind, Report, Table, parser, race, ratio
+from harness import BARE, Contender, Expectation, Report, Table, best, parser, race, ratio, threads_text
 from turns import Effort, answer_turn, measured, turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
@@ -101,30 +101,20 @@ def contenders(name: str, num_envs: int, effort: Effort) -> list[Contender]:
     no_envpool = "" if importlib.util.find_spec("envpool") else "envpool is not installed"
     made = [
         Contender("memlane", "memlane", in_turn("memlane")),
-        *[Contender(f"memlane, {_threads(one)}", "memlane", in_turn("memlane", num_threads=one)) for one in threads],
-        Contender("memlane, copy=True", "memlane", in_turn("memlane", copy=True)),
         *[
-            Contender(f"envpool, {_threads(one)}", "peer", in_turn("envpool", threads=one), no_envpool)
+            Contender(f"memlane, {threads_text(one)}", "memlane", in_turn("memlane", num_threads=one))
             for one in threads
         ],
-        *[Contender(f"bare C, {_threads(one)}", "limit", bare(one), no_bare) for one in threads],
+        Contender("memlane, copy=True", "memlane", in_turn("memlane", copy=True)),
+        *[
+            Contender(f"envpool, {threads_text(one)}", "peer", in_turn("envpool", threads=one), no_envpool)
+            for one in threads
+        ],
+        *[Contender(f"bare C, {threads_text(one)}", "limit", bare(one), no_bare) for one in threads],
     ]
     if name in NUMPY:
         made.append(Contender(NUMPY[name], "peer", in_turn("gymnasium_numpy")))
     return made
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count > 1 else "")
-
-
-def best(rows: Sequence[Contender], prefix: str, kind: Kind) -> Contender | None:
-    found = [one for one in rows if one.rounds and one.kind == kind and one.name.startswith(prefix)]
-    return min(found, key=lambda one: one.median, default=None)
-
-
-def times(slower: Contender | None, faster: Contender | None) -> float | None:
-    return ratio(slower, faster) if slower and faster else None
 
 
 def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
@@ -134,21 +124,21 @@ def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
     if num_envs == 64:
         report.expect(
             Expectation(f"{where}: the automatic choice of threads is never slower than one thread",
-                        times(alone, ours), at_least=0.95),
+                        ratio(alone, ours), at_least=0.95),
         )  # fmt: skip
     if num_envs >= 1024:
         for threads in sorted({1, CORES}):
             report.expect(
-                Expectation(f"{where}: at least 80% of the bare C loop, {_threads(threads)}",
-                            times(best(rows, f"bare C, {_threads(threads)}", "limit"),
-                                  table[f"memlane, {_threads(threads)}"]), at_least=0.8),
+                Expectation(f"{where}: at least 80% of the bare C loop, {threads_text(threads)}",
+                            ratio(best(rows, f"bare C, {threads_text(threads)}", "limit"),
+                                  table[f"memlane, {threads_text(threads)}"]), at_least=0.8),
             )  # fmt: skip
     if num_envs == 1024:
         if name in NUMPY:
             report.expect(Expectation(f"{where}: at least 10 times as fast as {NUMPY[name]} vector environment",
-                                      times(best(rows, NUMPY[name], "peer"), ours), at_least=10))  # fmt: skip
+                                      ratio(best(rows, NUMPY[name], "peer"), ours), at_least=10))  # fmt: skip
         report.expect(Expectation(f"{where}: at least 50 times as fast as envpool's best",
-                                  times(best(rows, "envpool", "peer"), ours), at_least=50))  # fmt: skip
+                                  ratio(best(rows, "envpool", "peer"), ours), at_least=50))  # fmt: skip
 
 
 def main() -> None:

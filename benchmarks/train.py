@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness import Contender, Expectation, Kind, Report, Table, parser, race
+from harness import Contender, Expectation, Kind, Report, Table, best, parser, race, ratio, threads_text
 from turns import answer_turn, turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
@@ -116,7 +116,7 @@ def stable_baselines3(
             if clock.over(self.num_timesteps, episodes):
                 raise Over  # a callback can only stop in the middle of a rollout
 
-    torch.set_num_threads(threads)
+    torch.set_numthreads_text(threads)
     kind, how = (SubprocVecEnv, {"start_method": "fork"}) if processes else (DummyVecEnv, {})
     envs = make_vec_env(env, num_envs, seed=seed, vec_env_cls=kind, vec_env_kwargs=how)
     if normalize:
@@ -226,15 +226,6 @@ class StepsTable(Table):
         return {**super().record(), "unit": "environment steps, in the place of nanoseconds"}
 
 
-def best(rows: Sequence[Contender], prefix: str, kind: Kind) -> Contender | None:
-    found = [one for one in rows if one.rounds and one.kind == kind and one.name.startswith(prefix)]
-    return min(found, key=lambda one: one.median, default=None)
-
-
-def times(above: Contender | None, below: Contender | None) -> float | None:
-    return above.median / below.median if above and below and above.rounds and below.rounds else None
-
-
 def missing(*modules: str) -> str:
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     return f"{absent[0]} is not installed" if absent else ""
@@ -252,7 +243,7 @@ def cart_pole(report: Report, quick: bool, rounds: int) -> None:
         Entrant("memlane, Python", "memlane", "memlane", {"env": CART_POLE, "backend": "gymnasium"}, goal),
         *[
             Entrant(
-                f"stable-baselines3, {_threads(one)}", "peer", "stable_baselines3", {**sb3, "threads": one}, goal,
+                f"stable-baselines3, {threads_text(one)}", "peer", "stable_baselines3", {**sb3, "threads": one}, goal,
                 missing("stable_baselines3"),
             )
             for one in threads
@@ -285,13 +276,13 @@ def cart_pole(report: Report, quick: bool, rounds: int) -> None:
     ours, native = until["memlane, Python"], until["memlane, native"]
     report.expect(
         Expectation(f"{CART_POLE}, Python environments: solved in at most half of stable-baselines3's time",
-                    times(ours, peer), at_most=0.5),
+                    ratio(ours, peer), at_most=0.5),
         Expectation(f"{CART_POLE}, native environments: solved in at most a quarter of stable-baselines3's time",
-                    times(native, peer), at_most=0.25),
+                    ratio(native, peer), at_most=0.25),
         Expectation(f"{CART_POLE}, Python environments: solved with no more steps than stable-baselines3",
-                    times(steps["memlane, Python"], fewest), at_most=1.0),
+                    ratio(steps["memlane, Python"], fewest), at_most=1.0),
         Expectation(f"{CART_POLE}, native environments: solved with no more steps than stable-baselines3",
-                    times(steps["memlane, native"], fewest), at_most=1.0),
+                    ratio(steps["memlane, native"], fewest), at_most=1.0),
     )  # fmt: skip
 
 
@@ -308,7 +299,7 @@ def cheetah(report: Report, seconds: float, quick: bool, rounds: int) -> None:
         Entrant("memlane", "memlane", "memlane", ours, goal),
         *([] if quick else [Entrant("memlane, 2 collectors", "memlane", "memlane", {**ours, "collectors": 2}, goal)]),
         *[
-            Entrant(f"stable-baselines3, {_threads(one)}", "peer", "stable_baselines3",
+            Entrant(f"stable-baselines3, {threads_text(one)}", "peer", "stable_baselines3",
                     {**same, "threads": one}, goal, absent)
             for one in threads
         ],
@@ -327,13 +318,9 @@ def cheetah(report: Report, seconds: float, quick: bool, rounds: int) -> None:
     )  # fmt: skip
     report.expect(
         Expectation(f"{CHEETAH}: at least 2 times as many training steps per second as stable-baselines3",
-                    times(best(table.contenders, "stable", "peer"), best(table.contenders, "memlane", "memlane")),
+                    ratio(best(table.contenders, "stable", "peer"), best(table.contenders, "memlane", "memlane")),
                     at_least=2)
     )  # fmt: skip
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread" + ("s" if count > 1 else "")
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Contender, Expectation, Kind, Report, Table, parser, race, ratio
+from harness import Contender, Expectation, Kind, Report, Table, best, parser, race, ratio
 from turns import Effort, answer_turn, in_new_process, measured, turn_in_new_process
 from vector_workloads import MAKE, Mixed, draw_actions, env_fns, make, missing_for, plain_loops
 
@@ -206,7 +206,7 @@ def torchrl(work: Work, workers: int) -> Driver:
     import torch
     from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
 
-    torch.set_num_threads(1)
+    torch.set_numthreads_text(1)
     share = work.num_envs // workers
 
     def wrapped(index: int) -> Callable[[], Any]:
@@ -380,15 +380,6 @@ def reference(contenders: Sequence[Contender]) -> str:
     return next((one.name for one in contenders if one.rounds), contenders[0].name)
 
 
-def best(contenders: Sequence[Contender], prefix: str = "", kind: Kind | None = None) -> Contender | None:
-    found = [one for one in contenders if one.rounds and one.name.startswith(prefix) and kind in (None, one.kind)]
-    return min(found, key=lambda one: one.median, default=None)
-
-
-def times(slower: Contender | None, faster: Contender | None) -> float | None:
-    return ratio(slower, faster) if slower and faster else None
-
-
 def expect_steps(report: Report, work: Work, table: Table) -> None:
     """What is expected at a workload and a number of environments. ``memlane`` alone means its defaults, with copies;
     against those who do not copy, it may choose."""
@@ -401,22 +392,22 @@ def expect_steps(report: Report, work: Work, table: Table) -> None:
         for num_envs, share in ((64, 0.65), (256, 0.75)):
             if work.num_envs == num_envs:
                 report.expect(Expectation(f"{where}: at least {share:.0%} of the speed of {_limit_name(limit)}",
-                                          times(limit, default), at_least=share))  # fmt: skip
+                                          ratio(limit, default), at_least=share))  # fmt: skip
     least = {"CartPole-v1": 15, "noop": 50}.get(work.workload)
     if least and work.num_envs == 64:
         report.expect(Expectation(f"{where}: at least {least} times as fast as gymnasium Async",
-                                  times(best(rows, "gymnasium Async"), default), at_least=least))  # fmt: skip
+                                  ratio(best(rows, "gymnasium Async"), default), at_least=least))  # fmt: skip
     ours = best(stepping, "memlane")
     report.expect(
-        Expectation(f"{where}: faster than gymnasium Sync", times(best(rows, "gymnasium Sync"), ours), at_least=1),
-        Expectation(f"{where}: faster than pufferlib's best", times(best(rows, "pufferlib"), ours), at_least=1),
+        Expectation(f"{where}: faster than gymnasium Sync", ratio(best(rows, "gymnasium Sync"), ours), at_least=1),
+        Expectation(f"{where}: faster than pufferlib's best", ratio(best(rows, "pufferlib"), ours), at_least=1),
     )
     if work.workload == "sleeps":
         peer = best(stepping, kind="peer")
         report.expect(
             Expectation(f"{where}: with send and recv at least 3 times as fast as the best peer with step",
-                        times(peer, best([one for one in rows if "recv(" in one.name])), at_least=3),
-            Expectation(f"{where}: with step faster than the best peer with step", times(peer, ours), at_least=1),
+                        ratio(peer, best([one for one in rows if "recv(" in one.name])), at_least=3),
+            Expectation(f"{where}: with step faster than the best peer with step", ratio(peer, ours), at_least=1),
         )  # fmt: skip
 
 
@@ -444,7 +435,7 @@ def many_workers(report: Report, options: Any, effort: Effort, rounds: int, num_
     report.expect(
         Expectation(
             f"{num_envs} CartPole-v1: no number of workers takes more than 3 times as long as the best number",
-            times(max(ours, key=lambda one: one.median, default=None), best(ours)),
+            ratio(max(ours, key=lambda one: one.median, default=None), best(ours)),
             at_most=3,
         )
     )

@@ -41,7 +41,7 @@ from memlane.ipc.protocols import Collect, CollectorJoined, CollectorLost, Event
 from memlane.ipc.ring import ReadSlot, Ring, WriteSlot
 from memlane.ipc.weights import Weights
 
-BEGUN, COMMITTED, STEPS, WAIT_NS, ENV_NS, POLICY_NS, VERSION = range(7)
+BEGUN, COMMITTED, STEPS, WAIT_NS, ENV_NS, POLICY_NS = range(6)
 _LINE = 8  # words in a cache line: what different processes write does not share one
 _ALL_OF_THEM = 1 << 40
 """More credits than anybody uses: it wakes whoever waits for one."""
@@ -162,7 +162,6 @@ class CountedSlot(Mapping[str, Any]):
         self._slot.commit(policy_version=policy_version, rows=rows)
         self._committed = True
         self._told[COMMITTED] += 1
-        self._told[VERSION] = policy_version
 
     def __enter__(self) -> CountedSlot:
         return self

@@ -27,7 +27,7 @@ from memlane.core.lease import debug_mode
 from memlane.native.spec import FieldOf, Spec
 from memlane.spaces.paths import BARE, step
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
-from memlane.vector.observations import Observations, part_column
+from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.slots import store_observations, store_step
 
 _MODES = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
@@ -114,15 +114,15 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         )
         self._lent = self._observations.batch() if self._observations.same else None
         shown = [self._fields[name] for name in ("rewards", "terminated", "truncated")]
-        self._rewards, self._terminated, self._truncated = (_read_only(array) for array in shown)
+        self._rewards, self._terminated, self._truncated = (read_only(array) for array in shown)
         everybody = np.ones(self.num_envs, np.bool_)
         self._info_views: dict[str, NDArray[Any]] = {}
         for one in spec.infos:
-            self._info_views[one.name] = _read_only(self._fields[_field_name("info", one)])
-            self._info_views[f"_{one.name}"] = _read_only(everybody)
+            self._info_views[one.name] = read_only(self._fields[_field_name("info", one)])
+            self._info_views[f"_{one.name}"] = read_only(everybody)
         if spec.num_agents > 1:
-            self._info_views["alive"] = _read_only(self._fields["alive"])
-        self._ended = _read_only(self._fields["ended"])
+            self._info_views["alive"] = read_only(self._fields["alive"])
+        self._ended = read_only(self._fields["ended"])
         self._has_begun = False
         self._away: set[int] = set()
 
@@ -444,12 +444,6 @@ def _taken(value: Any, ids: NDArray[np.int64]) -> Any:
     if isinstance(value, dict):
         return {name: _taken(one, ids) for name, one in value.items()}
     return value[ids]
-
-
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _zeros(nbytes: int) -> memoryview:

@@ -35,7 +35,7 @@ class Observations:
         self._lease: Lease | None = None
         self._view: Column | None = None
         if space is not None and not copy and not debug_mode():
-            self._view = part_column("observation", space, {name: _read_only(array) for name, array in fields.items()})
+            self._view = part_column("observation", space, {name: read_only(array) for name, array in fields.items()})
 
     @property
     def same(self) -> bool:
@@ -72,7 +72,8 @@ def part_column(part: str, space: Space[Any] | None, fields: dict[str, NDArray[A
     return column_of(space, {name.removeprefix(prefix): one for name, one in fields.items() if name.startswith(prefix)})
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A view that its holder cannot write through."""
     view = array.view()
     view.flags.writeable = False
     return view
