@@ -47,11 +47,14 @@ lint: $(VENV)/.built
 types: $(VENV)/.built
 	$(VENV)/bin/mypy
 
-# The native tests three times: as users get it, with ThreadSanitizer, with AddressSanitizer and UBSan.
+# The native tests three times: as users get it, with ThreadSanitizer, with AddressSanitizer and UBSan; side by side, because
+# most of their time one thread waits for another.
 native-test: build/native/.built build/native-thread/.built build/native-address/.built
-	build/native/native_tests
-	$(UNRANDOMISED) build/native-thread/native_tests
-	$(UNRANDOMISED) build/native-address/native_tests
+	@$(MAKE) --no-print-directory -j3 --output-sync $(^:.built=native_tests.run)
+
+build/native/native_tests.run: UNRANDOMISED :=
+%/native_tests.run:
+	$(UNRANDOMISED) $*/native_tests
 
 # Where the kernel spreads addresses widely (vm.mmap_rnd_bits above 28), the sanitizers of GCC up to 13 find their own
 # memory taken. setarch -R keeps addresses in their usual places; where a container forbids it, they run as they are.

@@ -19,9 +19,10 @@
 using namespace nb::literals;
 using namespace memlane;
 
-void bind_lanes(nb::module_ &m); // bindings_lanes.cpp
+void bind_lanes(nb::module_ &m); // each in bindings_<its name>.cpp
+void bind_replay(nb::module_ &m);
 void bind_steps(nb::module_ &m);
-void bind_envs(nb::module_ &m); // bindings_steps.cpp
+void bind_envs(nb::module_ &m);
 
 namespace {
 
@@ -273,6 +274,7 @@ NB_MODULE(_native, m) {
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
 
     bind_lanes(m);
+    bind_replay(m);
     bind_steps(m);
     bind_envs(m);
 }

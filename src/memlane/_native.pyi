@@ -16,6 +16,8 @@ RING_CONTROL_BYTES: int
 SLOT_HEAD_BYTES: int
 WEIGHTS_CONTROL_BYTES: int
 MOST_BUFFERS: int
+REPLAY_CONTROL_BYTES: int
+ROW_HEAD_BYTES: int
 QUORUM_BYTES: int
 
 class _Watchable(Protocol):
@@ -177,6 +179,77 @@ class Weights:
     def read(self, parts: Parts) -> int: ...
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
     def retries(self) -> int: ...
+
+def sum_tree_bytes(count: int) -> int:
+    """What the priorities of so many rows take."""
+
+class Replay:
+    """Rows that writers add, over and over the same slots, and samplers draw."""
+
+    def __init__(
+        self,
+        mapping: Mapping,
+        control: int,
+        rows: int,
+        tree: int | None,
+        streams: int,
+        stream_count: int,
+        capacity: int,
+        stride: int,
+        columns: Sequence[tuple[str, int, int, str, Sequence[int]]],
+        transition: tuple[int, int, int, bool],
+        limit: tuple[float, int, float],
+        alpha: float,
+        label: str,
+    ) -> None: ...
+    @property
+    def label(self) -> str: ...
+    def add(
+        self,
+        rows: Mapping_[str, object],
+        version: int,
+        streams: NDArray[np.int64] | None,
+        skip: NDArray[np.uint8] | None,
+        finals: Mapping_[str, object] | None,
+        has_final: NDArray[np.uint8] | None,
+        timeout: float | None,
+        peers: Iterable[_Watchable],
+    ) -> int:
+        """The transitions added, or -1 if an argument is not as it must be."""
+    def set_priorities(self, keys: NDArray[np.int64], errors: NDArray[np.float64]) -> int:
+        """How many of the rows were still there."""
+    def begin_priorities(self) -> None: ...
+    def total_priority(self) -> float: ...
+    def added(self) -> int: ...
+    def size(self) -> int: ...
+    def counters(self) -> dict[str, int]: ...
+    def save_into(self, copy: Replay) -> int:
+        """How many rows had changed."""
+    def first_implausible(self) -> int: ...
+
+class Sampler:
+    """Draws rows of a replay into a block."""
+
+    def __init__(
+        self,
+        replay: Replay,
+        dice: int,
+        seed: int | None,
+        takes: Sequence[tuple[int, int, int, int, bool]],
+        row_bytes: int,
+        steps: int,
+        gamma: float,
+        length: int,
+        places: Sequence[int],
+    ) -> None: ...
+    def sample(
+        self,
+        block: NDArray[np.uint8],
+        beta: float,
+        threads: int,
+        timeout: float | None,
+        peers: Iterable[_Watchable],
+    ) -> None: ...
 
 class Quorum:
     """A count that many advance and one waits for."""

@@ -48,6 +48,10 @@ class PeerDied(MemlaneError, ConnectionError):
         self.peer = peer
 
 
+class NothingToSample(MemlaneError, LookupError):
+    """A replay holds no row that could be drawn."""
+
+
 class StaleView(MemlaneError, ReferenceError):
     """A view of shared memory was used after its lease had ended."""
 

@@ -6,6 +6,7 @@ and nothing of it is trusted before the whole segment is what such a lane would 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
@@ -25,8 +26,15 @@ class Lane(ABC):
     layout: Layout
     """The layout of the content: of one slot, of one version."""
 
-    def _create(self, layout: Layout, segment_layout: Layout, name: str | None, settings: list[int]) -> None:
-        segment = Segment.create(segment_layout, name=name)
+    def _create(
+        self,
+        layout: Layout,
+        segment_layout: Layout,
+        name: str | None,
+        settings: list[int],
+        file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        segment = Segment.create(segment_layout, name=name, file=file)
         segment["settings"][:] = settings
         segment["description"][:] = memoryview(layout.to_bytes())
         self._open(segment, layout)

@@ -1,0 +1,456 @@
+// The Python face of the replay: rows come in as a dict of arrays and go out as rows of one block.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "replay.hpp"
+#include "sampler.hpp"
+
+using namespace nb::literals;
+using namespace memlane;
+
+void bind_replay(nb::module_ &m);
+
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// What a field of a row is called, and what an array of it looks like through the buffer protocol.
+struct Column {
+    using Given = std::tuple<nb::object, std::size_t, std::size_t, std::string, std::vector<Py_ssize_t>>;
+
+    nb::object name;
+    FieldPlace place;
+    std::string format;
+    std::vector<Py_ssize_t> shape;
+
+    explicit Column(const Given &given)
+        : name(std::get<0>(given)), place{std::get<1>(given), std::get<2>(given)}, format(std::get<3>(given)),
+          shape(std::get<4>(given)) {}
+};
+
+// The rows of one `add`, seen in place or, where they are Python numbers or of double width, converted into `scratch`.
+class Arrivals {
+  public:
+    Arrivals(const std::vector<Column> &columns, nb::handle rows, std::int64_t expected, bool all) {
+        good = PyDict_CheckExact(rows.ptr()) && (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
+        if (!good)
+            return;
+        held_.reserve(columns.size());
+        scratch_.reserve(columns.size());
+        for (std::size_t k = 0; k < columns.size() && good; ++k) {
+            PyObject *value = PyDict_GetItemWithError(rows.ptr(), columns[k].name.ptr());
+            if (value == nullptr) {
+                if (PyErr_Occurred())
+                    throw nb::python_error();
+                good = !all;
+                continue;
+            }
+            which.push_back(k);
+            good = take(columns[k], value, expected);
+        }
+        good = good && count >= 0 && (all || which.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
+    }
+
+    bool good;
+    std::int64_t count = -1;
+    std::vector<Field> fields;
+    std::vector<std::size_t> which;
+
+  private:
+    bool counts(std::int64_t rows, std::int64_t expected) {
+        if (count < 0)
+            count = rows;
+        return count == rows && (expected < 0 || rows == expected);
+    }
+    bool take(const Column &column, PyObject *value, std::int64_t expected) {
+        const std::size_t bytes = column.place.bytes;
+        if (column.shape.empty() && (PyFloat_Check(value) || PyBool_Check(value))) {
+            std::byte *to = scratch(bytes);
+            if (PyFloat_Check(value) && column.format == "f") {
+                const auto number = static_cast<float>(PyFloat_AS_DOUBLE(value));
+                std::memcpy(to, &number, sizeof number);
+            } else if (PyFloat_Check(value) && column.format == "d") {
+                const double number = PyFloat_AS_DOUBLE(value);
+                std::memcpy(to, &number, sizeof number);
+            } else if (PyBool_Check(value) && column.format == "?") {
+                *to = std::byte{value == Py_True};
+            } else {
+                return false;
+            }
+            fields.push_back({to, bytes, bytes});
+            return counts(1, expected);
+        }
+        held_.push_back(std::make_unique<Buffer>(nb::handle(value), false));
+        if (!held_.back()->held)
+            return false;
+        const Py_buffer &view = held_.back()->view;
+        const auto dimensions = static_cast<std::size_t>(view.ndim);
+        const bool many = dimensions == column.shape.size() + 1;
+        if (!many && dimensions != column.shape.size())
+            return false;
+        if (!std::equal(column.shape.begin(), column.shape.end(), view.shape + (many ? 1 : 0)))
+            return false;
+        const std::int64_t rows = many ? view.shape[0] : 1;
+        auto *data = static_cast<std::byte *>(view.buf);
+        if (view.format != column.format) {
+            // The one conversion that everybody needs: environments give rewards in double width.
+            if (column.format != "f" || std::strcmp(view.format, "d") != 0)
+                return false;
+            const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
+            const auto *from = reinterpret_cast<const double *>(data);
+            data = scratch(numbers * sizeof(float));
+            std::transform(from, from + numbers, reinterpret_cast<float *>(data), [](double x) { return static_cast<float>(x); });
+        }
+        fields.push_back({data, bytes, bytes});
+        return counts(rows, expected);
+    }
+    std::byte *scratch(std::size_t bytes) {
+        return scratch_.emplace_back(std::make_unique<std::byte[]>(bytes)).get();
+    }
+
+    std::vector<std::unique_ptr<Buffer>> held_;
+    std::vector<std::unique_ptr<std::byte[]>> scratch_;
+};
+
+class ReplayHandle {
+  public:
+    ReplayHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t rows, std::optional<std::size_t> tree,
+                 std::size_t streams, std::int64_t stream_count, std::int64_t capacity, std::size_t stride,
+                 const std::vector<Column::Given> &columns, std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
+                 std::tuple<double, std::int64_t, double> limit, double alpha, std::string label)
+        : mapping_(std::move(mapping)), label_(std::move(label)), columns_(columns.begin(), columns.end()), alpha_(alpha),
+          stream_count_(stream_count),
+          streams_(reinterpret_cast<std::int64_t *>(
+              place(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8, label_))),
+          replay_(place(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
+                  place(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
+                  tree ? place(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
+                  {capacity, stride, places(columns_),
+                   {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
+                   {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
+          add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
+        for (const Column &column : columns_)
+            if (column.place.offset + column.place.bytes > stride - sizeof(RowHead))
+                raise("SegmentError", label_ + ": a field ends beyond its row");
+    }
+
+    const std::string &label() const { return label_; }
+    Replay &replay() { return replay_; }
+    const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
+    Spin &sample_spin() { return sample_spin_; }
+
+    // The transitions added; -1 if an argument is not as it must be, which the caller then says in words.
+    std::int64_t add(nb::handle rows, std::int64_t version, std::optional<Numbers> streams, std::optional<Bytes> skip,
+                     nb::handle finals, std::optional<Bytes> has_final, std::optional<double> timeout, nb::handle peers) {
+        require_open(*mapping_, label_);
+        require_writeable(*mapping_, label_);
+        Arrivals arrivals(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
+        if (!arrivals.good)
+            return -1;
+        Addition addition{};
+        addition.count = arrivals.count;
+        addition.fields = arrivals.fields;
+        addition.version = version;
+        const auto per_row = [&](const std::optional<Bytes> &given) {
+            return given ? std::span<const std::uint8_t>(given->data(), given->shape(0)) : std::span<const std::uint8_t>();
+        };
+        addition.skip = per_row(skip);
+        addition.has_final = per_row(has_final);
+        std::optional<Arrivals> last;
+        if (!finals.is_none()) {
+            last.emplace(columns_, finals, arrivals.count, false);
+            if (!last->good)
+                return -1;
+            addition.finals = last->fields;
+            addition.final_fields = last->which;
+        }
+        for (const auto &given : {addition.skip, addition.has_final})
+            if (!given.empty() && given.size() != static_cast<std::size_t>(arrivals.count))
+                return -1;
+        if (streams) {
+            addition.newest = streams_;
+            addition.streams = {streams->data(), streams->shape(0)};
+            if (first_out_of_range(addition.streams, stream_count_) >= 0)
+                return -1;
+        }
+        std::int64_t transitions = arrivals.count, stored = 0;
+        for (std::int64_t i = 0; i < arrivals.count; ++i) {
+            const bool skipped = !addition.skip.empty() && addition.skip[static_cast<std::size_t>(i)];
+            transitions -= skipped;
+            stored += skipped ? 0 : 1 + (!addition.has_final.empty() && addition.has_final[static_cast<std::size_t>(i)]);
+        }
+        if (stored > replay_.capacity())
+            return -1;
+        wait_for_room(transitions, timeout, peers);
+        const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
+        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(addition); });
+        if (added < transitions)
+            raise("MemlaneError", "all " + std::to_string(replay_.capacity()) + " rows of the " + label_ +
+                                      " are held by other writers that live; " + std::to_string(added) + " of " +
+                                      std::to_string(transitions) + " rows were added; make it larger");
+        return added;
+    }
+
+    std::int64_t set_priorities(Indices keys, nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> errors) {
+        require_open(*mapping_, label_);
+        require_writeable(*mapping_, label_);
+        const std::size_t count = keys.shape(0);
+        std::vector<float> priorities(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            if (keys.data()[i] <= 0)
+                throw nb::value_error(("keys are what a sample gave under 'key', 1 or more; found " +
+                                       std::to_string(keys.data()[i]) + " at position " + std::to_string(i)).c_str());
+            const double error = std::abs(errors.data()[i]);
+            if (!std::isfinite(error))
+                throw nb::value_error(("priorities must be finite, found " + std::to_string(errors.data()[i]) + " at position " +
+                                       std::to_string(i)).c_str());
+            priorities[i] = static_cast<float>(std::pow(error + smallest_priority, alpha_));
+        }
+        return without_gil_for(count * 256, [&] { return replay_.set_priorities({keys.data(), count}, priorities); });
+    }
+
+    // Of a new replay: what rows get that nobody has learned from yet.
+    void begin_priorities() {
+        require_open(*mapping_, label_);
+        float none = 0;
+        replay_.control().priority.highest.compare_exchange_strong(none, 1.0F, std::memory_order_relaxed);
+    }
+
+    double total_priority() {
+        require_open(*mapping_, label_);
+        return replay_.prioritised() ? replay_.tree().total() : 0;
+    }
+
+    std::int64_t added() const {
+        require_open(*mapping_, label_);
+        return see(replay_.control().added.value);
+    }
+
+    std::int64_t size() const {
+        require_open(*mapping_, label_);
+        return replay_.size();
+    }
+
+    nb::dict counters() const {
+        require_open(*mapping_, label_);
+        const ReplayControl &control = replay_.control();
+        nb::dict counters;
+        counters["added"] = see(control.added.value);
+        counters["sampled"] = see(control.sampled.value);
+        counters["evicted"] = see(control.lost.evicted);
+        counters["abandoned"] = see(control.lost.abandoned);
+        counters["avoided"] = see(control.lost.avoided);
+        counters["stale_priorities"] = see(control.lost.stale);
+        counters["redrawn"] = see(control.drawn.redrawn);
+        counters["held_writers"] = see(control.admitted.held_writers);
+        counters["held_samplers"] = see(control.admitted.held_samplers);
+        return counters;
+    }
+
+    void wait_for_samples(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+        hold_back(count, timeout, peers, replay_.control().added, replay_.control().admitted.held_samplers, sample_spin_,
+                  &Replay::admit_samples, "sample ");
+    }
+
+    std::int64_t save_into(ReplayHandle &copy) {
+        require_open(*mapping_, label_);
+        require_open(*copy.mapping_, copy.label_);
+        require_writeable(*copy.mapping_, copy.label_);
+        if (copy.replay_.capacity() != replay_.capacity() || copy.replay_.shape().stride_bytes != replay_.shape().stride_bytes ||
+            copy.replay_.prioritised() != replay_.prioritised())
+            raise("SegmentError", copy.label_ + " has not the shape of " + label_);
+        return without_gil([&] { return replay_.save_into(copy.replay_); });
+    }
+
+    std::int64_t first_implausible() const {
+        require_open(*mapping_, label_);
+        return without_gil([&] { return replay_.first_implausible(); });
+    }
+
+  private:
+    static constexpr double smallest_priority = 1e-6; // a row whose error was 0 is still drawn now and then
+
+    static std::vector<FieldPlace> places(const std::vector<Column> &columns) {
+        std::vector<FieldPlace> places;
+        for (const Column &column : columns)
+            places.push_back(column.place);
+        return places;
+    }
+
+    void wait_for_room(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+        hold_back(count, timeout, peers, replay_.control().sampled, replay_.control().admitted.held_writers, add_spin_,
+                  &Replay::admit_inserts, "add ");
+    }
+
+    // Waits until the limiter lets so many pass.
+    void hold_back(std::int64_t count, std::optional<double> timeout, nb::handle peers, SignalCell &signal, Word &held,
+                   Spin &learned, bool (Replay::*admit)(std::int64_t), const char *deed) {
+        if ((replay_.*admit)(count))
+            return;
+        if (const double needed = replay_.slack_needed(); needed > replay_.shape().limit.slack)
+            throw nb::value_error(("the limiter of the " + label_ + " would hold back both sides for ever: batches of this size need an error_buffer of at least " +
+                                   nb::cast<std::string>(nb::str("{:g}").attr("format")(needed)) + ", found " +
+                                   nb::cast<std::string>(nb::str("{:g}").attr("format")(replay_.shape().limit.slack))).c_str());
+        held.fetch_add(1, std::memory_order_relaxed);
+        wait_in_slices(
+            *mapping_, label_, timeout, peers, learned,
+            [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
+                // The signal is read before the attempt: what changes after it ends the wait at once.
+                const std::int64_t seen = see(signal.value);
+                if ((replay_.*admit)(count))
+                    return WaitResult{WaitEnd::reached, 0};
+                WaitResult result = signal_wait(signal, seen + 1, deadline_ns, pidfds, spin);
+                if ((replay_.*admit)(count))
+                    return WaitResult{WaitEnd::reached, 0};
+                if (result.end == WaitEnd::reached)
+                    result.end = now_ns() < deadline_ns ? WaitEnd::paused : WaitEnd::timed_out;
+                return result;
+            },
+            [&] {
+                const ReplayControl &control = replay_.control();
+                return "leave to " + std::string(deed) + std::to_string(count) + " rows from the limiter of the " + label_ +
+                       ": " + std::to_string(see(control.admitted.inserts)) + " were added and " +
+                       std::to_string(see(control.admitted.samples)) + " sampled, for a ratio of " +
+                       nb::cast<std::string>(nb::str("{:g}").attr("format")(replay_.shape().limit.ratio)) + " after the first " +
+                       std::to_string(replay_.shape().limit.least);
+            });
+    }
+
+    std::shared_ptr<Mapping> mapping_;
+    std::string label_;
+    std::vector<Column> columns_;
+    double alpha_;
+    std::int64_t stream_count_;
+    std::int64_t *streams_;
+    Replay replay_;
+    Spin add_spin_;
+    Spin sample_spin_;
+};
+
+class SamplerHandle {
+  public:
+    using Taken = std::tuple<std::size_t, std::size_t, std::size_t, int, bool>;
+
+    SamplerHandle(std::shared_ptr<ReplayHandle> replay, std::size_t dice, std::optional<std::uint64_t> seed,
+                  const std::vector<Taken> &takes, std::size_t row_bytes, int steps, double gamma, int length,
+                  const std::vector<std::int64_t> &places)
+        : replay_(std::move(replay)),
+          sampler_(replay_->replay(), wish(takes, row_bytes, steps, gamma, length, places, replay_->replay().shape()),
+                   *reinterpret_cast<Dice *>(place(*replay_->mapping(), dice, sizeof(Dice), 64, replay_->label()))),
+          dice_(reinterpret_cast<Dice *>(replay_->mapping()->data() + dice)) {
+        if (seed)
+            dice_->seed(*seed);
+    }
+
+    // Into a block of as many rows as it has.
+    void sample(nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> block, double beta, int threads,
+                std::optional<double> timeout, nb::handle peers) {
+        require_open(*replay_->mapping(), replay_->label());
+        require_writeable(*replay_->mapping(), replay_->label());
+        const auto rows = static_cast<std::int64_t>(block.shape(0));
+        if (block.shape(1) != sampler_.wish().row_bytes || rows % sampler_.wish().length != 0)
+            throw nb::value_error("the block has not the shape of this sampler's batches");
+        const std::int64_t count = rows / sampler_.wish().length;
+        if (count == 0)
+            return;
+        if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: between threads of one process, that of the GIL
+            raise("MemlaneError", "this sampler of the " + replay_->label() +
+                                      " is drawing in another thread; make a sampler for each thread");
+        const struct Idle {
+            std::atomic_flag &busy;
+            ~Idle() { busy.clear(std::memory_order_release); }
+        } idle{busy_};
+        replay_->wait_for_samples(count, timeout, peers);
+        auto *out = reinterpret_cast<std::byte *>(block.data());
+        const bool drawn = without_gil_for(block.nbytes(), [&] { return sampler_.sample(count, out, beta, threads); });
+        if (!drawn) {
+            if (replay_->replay().shape().limit.ratio > 0)
+                replay_->replay().control().admitted.samples.fetch_sub(count, std::memory_order_relaxed);
+            raise("NothingToSample", "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
+                                         " transitions are stored" +
+                                         (replay_->size() > 0 ? ", none with all that this sampler needs around it (a row of a "
+                                                                "stream needs the one after it); add more"
+                                                              : "; add some first"));
+        }
+        signal_add(replay_->replay().control().sampled, count);
+    }
+
+  private:
+    static Wish wish(const std::vector<Taken> &takes, std::size_t row_bytes, int steps, double gamma, int length,
+                     const std::vector<std::int64_t> &places, const Replay::Shape &shape) {
+        Wish wish;
+        wish.row_bytes = row_bytes;
+        for (const auto &[from, bytes, to, stack, after] : takes) {
+            if (from + bytes > shape.stride_bytes - sizeof(RowHead) || stack < 1 ||
+                to + bytes * static_cast<std::size_t>(stack) > row_bytes)
+                throw nb::value_error("a field is taken from outside of a row, or to outside of a batch");
+            wish.takes.push_back({from, bytes, to, stack, after});
+        }
+        wish.steps = steps;
+        wish.gamma = gamma;
+        wish.length = length;
+        std::int64_t *const wanted[] = {&wish.reward,  &wish.terminated, &wish.truncated, &wish.discount, &wish.horizon,
+                                        &wish.key,     &wish.version,    &wish.weight,    &wish.valid};
+        if (places.size() != std::size(wanted) || length < 1)
+            throw nb::value_error("a wish has nine places and a length of 1 or more");
+        for (std::size_t i = 0; i < places.size(); ++i) {
+            if (places[i] >= 0 && static_cast<std::size_t>(places[i]) + 1 > row_bytes)
+                throw nb::value_error("a place lies outside of a batch's row");
+            *wanted[i] = places[i];
+        }
+        return wish;
+    }
+
+    std::shared_ptr<ReplayHandle> replay_;
+    Sampler sampler_;
+    Dice *dice_;
+    std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+};
+
+} // namespace
+
+void bind_replay(nb::module_ &m) {
+    m.attr("REPLAY_CONTROL_BYTES") = sizeof(ReplayControl);
+    m.attr("ROW_HEAD_BYTES") = sizeof(RowHead);
+    m.def("sum_tree_bytes", &SumTree::bytes, "count"_a, "What the priorities of so many rows take.");
+
+    nb::class_<ReplayHandle>(m, "Replay", "Rows that writers add, over and over the same slots, and samplers draw.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::optional<std::size_t>, std::size_t, std::int64_t,
+                      std::int64_t, std::size_t, const std::vector<Column::Given> &,
+                      std::tuple<std::size_t, std::size_t, std::size_t, bool>, std::tuple<double, std::int64_t, double>, double,
+                      std::string>(),
+             "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
+             "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
+        .def_prop_ro("label", &ReplayHandle::label)
+        .def("add", &ReplayHandle::add, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
+             "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
+             "The transitions added, or -1 if an argument is not as it must be.")
+        .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,
+             "How many of the rows were still there.")
+        .def("begin_priorities", &ReplayHandle::begin_priorities)
+        .def("total_priority", &ReplayHandle::total_priority)
+        .def("added", &ReplayHandle::added)
+        .def("size", &ReplayHandle::size)
+        .def("counters", &ReplayHandle::counters)
+        .def("save_into", &ReplayHandle::save_into, "copy"_a, "How many rows had changed.")
+        .def("first_implausible", &ReplayHandle::first_implausible);
+
+    nb::class_<SamplerHandle>(m, "Sampler", "Draws rows of a replay into a block.")
+        .def(nb::init<std::shared_ptr<ReplayHandle>, std::size_t, std::optional<std::uint64_t>,
+                      const std::vector<SamplerHandle::Taken> &, std::size_t, int, double, int,
+                      const std::vector<std::int64_t> &>(),
+             "replay"_a, "dice"_a, "seed"_a.none(), "takes"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "places"_a)
+        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a);
+}

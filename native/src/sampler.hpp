@@ -1,0 +1,89 @@
+// A sampler: draws rows of a replay at random and copies what is wanted of each into one row of a batch.
+//
+// Who may call: one thread at a time for each sampler; any number of samplers beside any number of writers. A row that was
+// overwritten while it was copied, one whose next observation is not there yet and one whose stacked frames are partly gone
+// are drawn again, so what comes out is always whole and of one episode.
+//
+// Which rows are drawn depends on the dice and on what is stored, never on the number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "dice.hpp"
+#include "replay.hpp"
+
+namespace memlane {
+
+// A piece of a row's fields, and where in a drawn row it goes.
+struct Take {
+    std::size_t from;
+    std::size_t bytes;
+    std::size_t to;
+    int stack;  // so many rows of the stream, the oldest first; before an episode's begin, its first row again
+    bool after; // not of the row itself, but of the one to which its n steps lead
+};
+
+// What is wanted of each row. Places are offsets in a drawn row; -1: not wanted.
+struct Wish {
+    std::vector<Take> takes;
+    std::size_t row_bytes;       // of a drawn row
+    int steps = 0;               // n of the n-step return; 0: the row alone, whatever it is linked to
+    double gamma = 1;
+    int length = 1;              // of a sequence: so many drawn rows, which follow each other in their stream
+    std::int64_t reward = -1;    // the sum over the steps, in the type of the field
+    std::int64_t terminated = -1; // of the last of the steps
+    std::int64_t truncated = -1;
+    std::int64_t discount = -1;  // float: what the value after the steps counts; 0 if the last one terminated
+    std::int64_t horizon = -1;   // int32: how many steps there were
+    std::int64_t key = -1;       // int64: the row's number, for set_priorities
+    std::int64_t version = -1;   // int64: of the policy that acted
+    std::int64_t weight = -1;    // float: importance, 1 for the row that was least likely to be drawn
+    std::int64_t valid = -1;     // bool: false for what fills up a sequence that ended early
+};
+
+class Sampler {
+  public:
+    Sampler(Replay &replay, Wish wish, Dice &dice);
+
+    const Wish &wish() const { return wish_; }
+
+    // `count` rows (each of `length`) into `out`; by priority, with importance weights to the power of `beta`, if the replay
+    // keeps any. False if no row at all can be drawn.
+    bool sample(std::int64_t count, std::byte *out, double beta, int threads);
+
+  private:
+    // A row that was copied from, and its state then.
+    struct Seen {
+        const Word *state;
+        std::int64_t word;
+    };
+    using Chain = std::vector<Seen>;
+
+    bool copy(std::int64_t sequence, std::byte *out, Chain &chain) const;
+    bool copy_run(std::int64_t sequence, std::byte *out, Chain &chain) const;
+    bool look(std::int64_t sequence, bool tails, Chain &chain) const;
+    bool stack(const Take &take, std::int64_t sequence, std::byte *to, Chain &chain) const;
+    bool flag(std::int64_t sequence, std::size_t field) const;
+    std::int64_t follower(std::int64_t sequence) const;
+    void prefetch(std::int64_t sequence) const;
+    void prefetch_follower(std::int64_t sequence) const;
+
+    std::int64_t draw_alike();
+    void draw_by_priority(std::span<const double> at, double total, std::size_t begin);
+    void weigh(std::int64_t count, std::byte *out, double beta) const;
+
+    Replay &replay_;
+    Wish wish_;
+    Dice &dice_;
+    bool linked_;
+    // Of the batch that is drawn; kept, so that a batch allocates nothing.
+    std::vector<std::int64_t> sequences_;
+    std::vector<std::uint8_t> good_;
+    std::vector<double> at_, shares_;
+    std::vector<std::int64_t> leaves_;
+};
+
+} // namespace memlane

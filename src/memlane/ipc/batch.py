@@ -1,0 +1,92 @@
+"""Batch: rows that were drawn from a replay, as one block of memory in which every field is a view.
+
+One block, because then a batch is one copy away from any device, and one gather touches one place for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlane.core import Layout
+
+
+def packed(layout: Layout) -> np.dtype[Any]:
+    """The fields of one row side by side, each where its dtype likes to begin; the widest first, so nothing is lost
+    between them."""
+    return packed_fields([(field.name, field.dtype, field.shape) for field in layout])
+
+
+def packed_fields(fields: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], begin: int = 0) -> np.dtype[Any]:
+    """A dtype with these fields, the first of them ``begin`` bytes from the start."""
+    places: dict[str, int] = {}
+    fields = list(fields)
+    at = begin
+    for name, dtype, shape in sorted(fields, key=lambda field: -field[1].alignment):
+        at = _up(at, dtype.alignment)
+        places[name] = at
+        at += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    names = [name for name, _, _ in fields]
+    formats = [(dtype, shape) for _, dtype, shape in fields]
+    return np.dtype(
+        {
+            "names": names,
+            "formats": formats,
+            "offsets": [places[name] for name in names],
+            "itemsize": max(_up(at, 8), 8),
+        }
+    )
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+class Batch(dict[str, NDArray[Any]]):
+    """A dict of arrays over one block. ``shape`` is (rows,), or (rows, length) for sequences."""
+
+    __slots__ = ("block", "dtype", "shape")
+
+    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], memory: NDArray[np.uint8] | None = None) -> None:
+        records = np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
+        assert dtype.names is not None
+        super().__init__((name, records[name]) for name in dtype.names)
+        self.dtype = dtype
+        self.shape = shape
+        self.block: NDArray[np.uint8] = records.reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
+
+    def torch(self, device: str = "cpu") -> dict[str, Any]:
+        """The same fields as tensors: on the CPU views of this block, on a device views of one copy of it."""
+        return tensors(self.dtype, self.shape, self.block, device)
+
+
+def tensors(
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    block: NDArray[np.uint8],
+    device: str = "cpu",
+    *,
+    non_blocking: bool = False,
+) -> dict[str, Any]:
+    """Views of a block, or of one copy of it on ``device``, as torch tensors."""
+    import torch
+
+    moved = torch.from_numpy(block).to(device, non_blocking=non_blocking)
+    return {name: _tensor(moved, offset, field, shape) for name, (field, offset) in _places(dtype).items()}
+
+
+def _places(dtype: np.dtype[Any]) -> Mapping[str, tuple[np.dtype[Any], int]]:
+    assert dtype.fields is not None
+    return {name: (field[0], field[1]) for name, field in dtype.fields.items()}
+
+
+def _tensor(block: Any, offset: int, field: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    import torch
+
+    base, inner = (field.base, field.shape) if field.subdtype else (field, ())
+    count = int(np.prod(inner, dtype=np.int64))
+    part = block[:, offset : offset + base.itemsize * count].view(getattr(torch, base.name))
+    return part.reshape(*shape, *inner) if not inner else part.unflatten(1, inner).unflatten(0, shape)
