@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).parent
+SHM = Path("/dev/shm")
 GROUPS = [
     ["train"],
     ["native", "benchmarks"],
@@ -29,22 +30,25 @@ def main() -> int:
     groups = [[HERE / name for name in group] for group in GROUPS]
     taken = {path for group in groups for path in group}
     groups.append([path for path in sorted(HERE.rglob("test_*.py")) if not taken.intersection([path, *path.parents])])
-    begin = time.monotonic()
+    begin, before = time.monotonic(), set(SHM.iterdir())
     with contextlib.ExitStack() as stack:
-        own = [stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tests-")) for _ in GROUPS]
-        runs = [start(group, shm) for group, shm in zip(groups, [None, *own], strict=True)]
+        own = [stack.enter_context(tempfile.TemporaryDirectory(dir=SHM, prefix="tests-")) for _ in groups]
+        runs = [start(group, shm) for group, shm in zip(groups, own, strict=True)]
         voices = [threading.Thread(target=speak, args=(number, run.stdout)) for number, run in enumerate(runs, 1)]
         for voice in voices:
             voice.start()
         codes = [run.wait() for run in runs]
         for voice in voices:
             voice.join()
+    if left := [path.name for path in set(SHM.iterdir()) - before if "memlane" in path.name]:
+        print(f"left in {SHM}: {left}")
+        codes.append(1)
     print(f"{time.monotonic() - begin:.0f} s; " + ("all passed" if not any(codes) else f"exit codes {codes}"))
     return max(codes)
 
 
-def start(group: list[Path], shm: str | None) -> subprocess.Popen[str]:
-    environment = dict(os.environ) if shm is None else os.environ | {"MEMLANE_SHM_DIR": shm}
+def start(group: list[Path], shm: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"MEMLANE_SHM_DIR": shm}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not soak", *map(str, group)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
