@@ -27,7 +27,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	  || { echo "memlane needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setting up $(VENV) ..."
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) scikit-build-core nanobind cmake ninja
+	@$(PIP) scikit-build-core nanobind cmake ninja numpy
 	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,cli]'
 	@touch $@ $(VENV)/.built
 

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <memory_resource>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "bindings_arrays.hpp"
 #include "replay.hpp"
 #include "sampler.hpp"
 
@@ -26,29 +29,33 @@ namespace {
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// What a field of a row is called, and what an array of it looks like through the buffer protocol.
+// What a field of a row is called, and what an array of it looks like.
 struct Column {
-    using Given = std::tuple<nb::object, std::size_t, std::size_t, std::string, std::vector<Py_ssize_t>>;
+    using Given = std::tuple<nb::object, std::size_t, std::size_t, nb::object, std::vector<npy_intp>>;
 
     nb::object name;
     FieldPlace place;
-    std::string format;
-    std::vector<Py_ssize_t> shape;
+    nb::object dtype;
+    std::vector<npy_intp> shape;
 
     explicit Column(const Given &given)
-        : name(std::get<0>(given)), place{std::get<1>(given), std::get<2>(given)}, format(std::get<3>(given)),
+        : name(std::get<0>(given)), place{std::get<1>(given), std::get<2>(given)}, dtype(std::get<3>(given)),
           shape(std::get<4>(given)) {}
 };
 
-// The rows of one `add`, seen in place or, where they are Python numbers or of double width, converted into `scratch`.
+PyObject *dtype_of(const char *name) { return nb::module_::import_("numpy").attr("dtype")(name).release().ptr(); }
+
+// The rows of one `add`, seen in place or, where they are Python numbers or of double width, converted. Memory for up to a
+// dozen fields is on the stack: what this does is most of the time that one row takes.
 class Arrivals {
   public:
     Arrivals(const std::vector<Column> &columns, nb::handle rows, std::int64_t expected, bool all) {
         good = PyDict_CheckExact(rows.ptr()) && (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
         if (!good)
             return;
+        fields.reserve(columns.size());
         held_.reserve(columns.size());
-        scratch_.reserve(columns.size());
+        which.reserve(columns.size());
         for (std::size_t k = 0; k < columns.size() && good; ++k) {
             PyObject *value = PyDict_GetItemWithError(rows.ptr(), columns[k].name.ptr());
             if (value == nullptr) {
@@ -63,10 +70,16 @@ class Arrivals {
         good = good && count >= 0 && (all || which.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
     }
 
+  private:
+    alignas(16) std::byte stack_[1024];
+    std::pmr::monotonic_buffer_resource memory_{stack_, sizeof stack_};
+    std::pmr::vector<nb::object> held_{&memory_};
+
+  public:
     bool good;
     std::int64_t count = -1;
-    std::vector<Field> fields;
-    std::vector<std::size_t> which;
+    std::pmr::vector<Field> fields{&memory_};
+    std::pmr::vector<std::size_t> which{&memory_};
 
   private:
     bool counts(std::int64_t rows, std::int64_t expected) {
@@ -74,54 +87,47 @@ class Arrivals {
             count = rows;
         return count == rows && (expected < 0 || rows == expected);
     }
+    template <class T> void keep(T value) {
+        auto *to = static_cast<std::byte *>(memory_.allocate(sizeof value));
+        std::memcpy(to, &value, sizeof value);
+        fields.push_back({to, sizeof value, sizeof value});
+    }
     bool take(const Column &column, PyObject *value, std::int64_t expected) {
+        static PyObject *const single = dtype_of("float32"), *const twice = dtype_of("float64"), *const flag = dtype_of("bool");
         const std::size_t bytes = column.place.bytes;
-        if (column.shape.empty() && (PyFloat_Check(value) || PyBool_Check(value))) {
-            std::byte *to = scratch(bytes);
-            if (PyFloat_Check(value) && column.format == "f") {
-                const auto number = static_cast<float>(PyFloat_AS_DOUBLE(value));
-                std::memcpy(to, &number, sizeof number);
-            } else if (PyFloat_Check(value) && column.format == "d") {
-                const double number = PyFloat_AS_DOUBLE(value);
-                std::memcpy(to, &number, sizeof number);
-            } else if (PyBool_Check(value) && column.format == "?") {
-                *to = std::byte{value == Py_True};
-            } else {
+        PyObject *const dtype = column.dtype.ptr();
+        PlainArray array;
+        if (PlainArray::see(value, array)) {
+            const bool many = array.shape.size() == column.shape.size() + 1;
+            if (!std::ranges::equal(column.shape, array.shape.subspan(many ? 1 : 0)))
                 return false;
+            const std::int64_t rows = many ? array.shape[0] : 1;
+            if (array.dtype != dtype) {
+                // The one conversion that everybody needs: environments give rewards in double width.
+                if (array.dtype != twice || dtype != single)
+                    return false;
+                const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
+                const auto *from = reinterpret_cast<const double *>(array.data);
+                array.data = static_cast<std::byte *>(memory_.allocate(numbers * sizeof(float)));
+                std::transform(from, from + numbers, reinterpret_cast<float *>(array.data),
+                               [](double number) { return static_cast<float>(number); });
             }
-            fields.push_back({to, bytes, bytes});
-            return counts(1, expected);
+            held_.push_back(nb::borrow(value)); // another thread may empty the dict while this one copies
+            fields.push_back({array.data, bytes, bytes});
+            return counts(rows, expected);
         }
-        held_.push_back(std::make_unique<Buffer>(nb::handle(value), false));
-        if (!held_.back()->held)
+        if (!column.shape.empty())
             return false;
-        const Py_buffer &view = held_.back()->view;
-        const auto dimensions = static_cast<std::size_t>(view.ndim);
-        const bool many = dimensions == column.shape.size() + 1;
-        if (!many && dimensions != column.shape.size())
+        if (PyFloat_Check(value) && dtype == single)
+            keep(static_cast<float>(PyFloat_AS_DOUBLE(value)));
+        else if (PyFloat_Check(value) && dtype == twice)
+            keep(PyFloat_AS_DOUBLE(value));
+        else if (PyBool_Check(value) && dtype == flag)
+            keep(value == Py_True);
+        else
             return false;
-        if (!std::equal(column.shape.begin(), column.shape.end(), view.shape + (many ? 1 : 0)))
-            return false;
-        const std::int64_t rows = many ? view.shape[0] : 1;
-        auto *data = static_cast<std::byte *>(view.buf);
-        if (view.format != column.format) {
-            // The one conversion that everybody needs: environments give rewards in double width.
-            if (column.format != "f" || std::strcmp(view.format, "d") != 0)
-                return false;
-            const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
-            const auto *from = reinterpret_cast<const double *>(data);
-            data = scratch(numbers * sizeof(float));
-            std::transform(from, from + numbers, reinterpret_cast<float *>(data), [](double x) { return static_cast<float>(x); });
-        }
-        fields.push_back({data, bytes, bytes});
-        return counts(rows, expected);
+        return counts(1, expected);
     }
-    std::byte *scratch(std::size_t bytes) {
-        return scratch_.emplace_back(std::make_unique<std::byte[]>(bytes)).get();
-    }
-
-    std::vector<std::unique_ptr<Buffer>> held_;
-    std::vector<std::unique_ptr<std::byte[]>> scratch_;
 };
 
 class ReplayHandle {
@@ -137,12 +143,12 @@ class ReplayHandle {
           replay_(place(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
                   place(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
                   tree ? place(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
-                  {capacity, stride, places(columns_),
+                  {capacity, stride, stream_count > 0, places(columns_),
                    {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
                    {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
           add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
         for (const Column &column : columns_)
-            if (column.place.offset + column.place.bytes > stride - sizeof(RowHead))
+            if (head_bytes(stream_count > 0) + column.place.offset + column.place.bytes > stride)
                 raise("SegmentError", label_ + ": a field ends beyond its row");
     }
 
@@ -151,13 +157,25 @@ class ReplayHandle {
     const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
     Spin &sample_spin() { return sample_spin_; }
 
+    // The shortest way, for rows without links: the transitions added, or -1 if it must be the long way.
+    std::int64_t add_plain(nb::handle rows) {
+        require_writeable_and_open();
+        Arrivals arrivals(columns_, rows, -1, true);
+        if (!arrivals.good || replay_.shape().linked || arrivals.count > replay_.capacity() ||
+            !replay_.admit_inserts(arrivals.count))
+            return -1;
+        Addition addition{};
+        addition.count = arrivals.count;
+        addition.fields = arrivals.fields;
+        return add(addition, arrivals.count, arrivals.count);
+    }
+
     // The transitions added; -1 if an argument is not as it must be, which the caller then says in words.
-    std::int64_t add(nb::handle rows, std::int64_t version, std::optional<Numbers> streams, std::optional<Bytes> skip,
-                     nb::handle finals, std::optional<Bytes> has_final, std::optional<double> timeout, nb::handle peers) {
-        require_open(*mapping_, label_);
-        require_writeable(*mapping_, label_);
+    std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<Numbers> streams, std::optional<Bytes> skip,
+                          nb::handle finals, std::optional<Bytes> has_final, std::optional<double> timeout, nb::handle peers) {
+        require_writeable_and_open();
         Arrivals arrivals(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
-        if (!arrivals.good)
+        if (!arrivals.good || streams.has_value() != replay_.shape().linked)
             return -1;
         Addition addition{};
         addition.count = arrivals.count;
@@ -194,13 +212,7 @@ class ReplayHandle {
         if (stored > replay_.capacity())
             return -1;
         wait_for_room(transitions, timeout, peers);
-        const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
-        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(addition); });
-        if (added < transitions)
-            raise("MemlaneError", "all " + std::to_string(replay_.capacity()) + " rows of the " + label_ +
-                                      " are held by other writers that live; " + std::to_string(added) + " of " +
-                                      std::to_string(transitions) + " rows were added; make it larger");
-        return added;
+        return add(addition, transitions, stored);
     }
 
     std::int64_t set_priorities(Indices keys, nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> errors) {
@@ -281,6 +293,21 @@ class ReplayHandle {
 
   private:
     static constexpr double smallest_priority = 1e-6; // a row whose error was 0 is still drawn now and then
+
+    void require_writeable_and_open() const {
+        require_open(*mapping_, label_);
+        require_writeable(*mapping_, label_);
+    }
+
+    std::int64_t add(const Addition &addition, std::int64_t transitions, std::int64_t stored) {
+        const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
+        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(addition); });
+        if (added < transitions)
+            raise("MemlaneError", "all " + std::to_string(replay_.capacity()) + " rows of the " + label_ +
+                                      " are held by other writers that live; " + std::to_string(added) + " of " +
+                                      std::to_string(transitions) + " rows were added; make it larger");
+        return added;
+    }
 
     static std::vector<FieldPlace> places(const std::vector<Column> &columns) {
         std::vector<FieldPlace> places;
@@ -393,7 +420,7 @@ class SamplerHandle {
         Wish wish;
         wish.row_bytes = row_bytes;
         for (const auto &[from, bytes, to, stack, after] : takes) {
-            if (from + bytes > shape.stride_bytes - sizeof(RowHead) || stack < 1 ||
+            if (head_bytes(shape.linked) + from + bytes > shape.stride_bytes || stack < 1 ||
                 to + bytes * static_cast<std::size_t>(stack) > row_bytes)
                 throw nb::value_error("a field is taken from outside of a row, or to outside of a batch");
             wish.takes.push_back({from, bytes, to, stack, after});
@@ -423,7 +450,7 @@ class SamplerHandle {
 
 void bind_replay(nb::module_ &m) {
     m.attr("REPLAY_CONTROL_BYTES") = sizeof(ReplayControl);
-    m.attr("ROW_HEAD_BYTES") = sizeof(RowHead);
+    m.def("row_head_bytes", &head_bytes, "linked"_a, "What stands before the fields of each row.");
     m.def("sum_tree_bytes", &SumTree::bytes, "count"_a, "What the priorities of so many rows take.");
 
     nb::class_<ReplayHandle>(m, "Replay", "Rows that writers add, over and over the same slots, and samplers draw.")
@@ -434,7 +461,9 @@ void bind_replay(nb::module_ &m) {
              "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
              "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
-        .def("add", &ReplayHandle::add, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
+        .def("add_plain", &ReplayHandle::add_plain, "rows"_a,
+             "The transitions added, or -1 if it must be the other way.")
+        .def("add", &ReplayHandle::add_rows, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
              "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
              "The transitions added, or -1 if an argument is not as it must be.")
         .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,

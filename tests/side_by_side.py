@@ -18,10 +18,11 @@ from typing import IO
 HERE = Path(__file__).parent
 SHM = Path("/dev/shm")
 GROUPS = [
-    ["train"],
+    ["train", "core"],
     ["native", "benchmarks"],
     ["ipc", "test_cli.py"],
-    [f"vector/test_{name}.py" for name in ("conformance", "declared_infos", "healing", "kills_vector")],
+    ["spaces", "examples"]
+    + [f"vector/test_{name}.py" for name in ("conformance", "declared_infos", "healing", "kills_vector")],
 ]
 """The last run has all others. Each takes about as long."""
 

@@ -104,7 +104,7 @@ std::int64_t Replay::add(const Addition &addition) {
         rows += skipped(i) ? 0 : 1 + with_final(i);
     if (rows == 0)
         return 0;
-    const bool linked = addition.newest != nullptr;
+    const bool linked = shape_.linked;
     Claims claims(*this, rows);
     if (tree_)
         claims.touched.reserve(static_cast<std::size_t>(2 * rows + addition.count));
@@ -127,7 +127,6 @@ std::int64_t Replay::add(const Addition &addition) {
         if (with_final(i)) {
             const std::int64_t tail = claims.claim();
             if (tail == 0) {
-                row.next.store(-sequence, std::memory_order_relaxed);
                 publish(row.state, row_word(RowState::empty)); // given back as it never was
                 break;
             }
@@ -145,9 +144,11 @@ std::int64_t Replay::add(const Addition &addition) {
         }
         write(slot, addition.fields, i);
         const std::int64_t before = linked ? *newest : 0;
-        row.previous.store(before, std::memory_order_relaxed);
-        row.version.store(addition.version, std::memory_order_relaxed);
-        row.next.store(next, std::memory_order_relaxed);
+        if (linked) {
+            row.previous.store(before, std::memory_order_relaxed);
+            row.version.store(addition.version, std::memory_order_relaxed);
+            row.next.store(next, std::memory_order_relaxed);
+        }
         // PAIR publish/see, partner: Sampler. All of the row stands before its state says so.
         publish(row.state, row_word(RowState::complete, sequence));
         ++added;
@@ -252,7 +253,7 @@ std::int64_t Replay::save_into(Replay &copy) {
         RowHead &saved = copy.head(slot);
         const std::int64_t word = see(row.state);
         const bool there = row_state(word) == RowState::complete || row_state(word) == RowState::tail;
-        const std::int64_t next = see(row.next);
+        const std::int64_t next = shape_.linked ? see(row.next) : 0;
         if (!there) {
             // What was here before is overwritten, and what comes is not there yet.
             if (see(saved.state) != row_word(RowState::empty)) {
@@ -265,13 +266,14 @@ std::int64_t Replay::save_into(Replay &copy) {
             std::atomic_thread_fence(std::memory_order_release); // PAIR claim/unchanged, as in publish_if
             copy_bytes(reinterpret_cast<std::byte *>(&saved) + sizeof(Word), reinterpret_cast<std::byte *>(&row) + sizeof(Word),
                        shape_.stride_bytes - sizeof(Word));
-            saved.next.store(next, std::memory_order_relaxed);
+            if (shape_.linked)
+                saved.next.store(next, std::memory_order_relaxed);
             // Before the row, so that the file never holds a number that was not given out.
             if (row_detail(word) > see(copy.control_->reserved.last))
                 publish(copy.control_->reserved.last, row_detail(word));
             publish(saved.state, unchanged(row.state, word) ? word : row_word(RowState::empty));
             ++changed;
-        } else if (saved.next.load(std::memory_order_relaxed) != next && unchanged(row.state, word)) {
+        } else if (shape_.linked && saved.next.load(std::memory_order_relaxed) != next && unchanged(row.state, word)) {
             saved.next.store(next, std::memory_order_relaxed);
             ++changed;
         }
@@ -309,10 +311,14 @@ std::int64_t Replay::first_implausible() const {
             return slot;
         if (row_state(word) == RowState::empty || row_state(word) == RowState::writing)
             continue;
+        if (sequence > last || slot_of(sequence) != slot)
+            return slot;
+        if (!shape_.linked)
+            continue;
         const std::int64_t next = see(row.next);
         const bool links = (next == -sequence || (next >= sequence && next <= last) || row_state(word) == RowState::tail) &&
                            see(row.previous) >= 0 && see(row.previous) <= last;
-        if (sequence > last || slot_of(sequence) != slot || !links)
+        if (!links)
             return slot;
     }
     return -1;

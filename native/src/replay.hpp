@@ -39,7 +39,7 @@
 //   320     64    drawn     samplers    rows drawn again because they changed or could not be used
 //   384     64    priority  samplers    the highest so far, as the bits of a float
 //
-// Row: a head of 32 bytes, then the packed fields.
+// Row: a head, then the packed fields. Of a replay without streams the head is the state alone.
 #pragma once
 
 #include <cstddef>
@@ -86,11 +86,12 @@ static_assert(sizeof(ReplayControl) == 448);
 
 struct RowHead {
     Word state;
-    Word next;
+    Word next; // from here on: only where rows are linked
     Word previous; // 0 at the begin of an episode or a stream
     Word version;  // of the policy that acted
 };
-static_assert(sizeof(RowHead) == 32);
+static_assert(sizeof(RowHead) == 32 && offsetof(RowHead, state) == 0);
+constexpr std::size_t head_bytes(bool linked) { return linked ? sizeof(RowHead) : sizeof(Word); }
 
 enum class RowState : std::int64_t { empty = 0, writing = 1, complete = 2, tail = 3 };
 constexpr std::int64_t row_word(RowState state, std::int64_t detail = 0) {
@@ -119,7 +120,7 @@ struct Addition {
     std::span<const Field> fields;          // all fields, in the order of the row
     std::int64_t version = 0;               // of the policy that acted
     std::span<const std::uint8_t> skip;     // rows to leave out; empty: none
-    std::int64_t *newest = nullptr;         // of each stream: the number of its last row, or 0. Null: rows without links
+    std::int64_t *newest = nullptr;         // of each stream: the number of its last row, or 0. Only if rows are linked
     std::span<const std::int64_t> streams;  // of each row
     std::span<const Field> finals;          // the observation after an episode's last transition, for some of the fields
     std::span<const std::size_t> final_fields; // which those are
@@ -139,6 +140,7 @@ class Replay {
     struct Shape {
         std::int64_t capacity;
         std::size_t stride_bytes;
+        bool linked; // whether rows belong to streams
         std::vector<FieldPlace> fields;
         Transition transition;
         Limit limit;
@@ -152,7 +154,9 @@ class Replay {
     RowHead &head(std::int64_t slot) const {
         return *reinterpret_cast<RowHead *>(rows_ + static_cast<std::size_t>(slot) * shape_.stride_bytes);
     }
-    std::byte *payload(std::int64_t slot) const { return reinterpret_cast<std::byte *>(&head(slot)) + sizeof(RowHead); }
+    std::byte *payload(std::int64_t slot) const {
+        return rows_ + static_cast<std::size_t>(slot) * shape_.stride_bytes + head_bytes(shape_.linked);
+    }
     std::int64_t slot_of(std::int64_t sequence) const { return sequence % shape_.capacity; }
     std::uint32_t generation_of(std::int64_t sequence) const {
         return static_cast<std::uint32_t>(sequence / shape_.capacity);

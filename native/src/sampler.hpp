@@ -62,14 +62,23 @@ class Sampler {
     };
     using Chain = std::vector<Seen>;
 
+    struct Row {
+        std::int64_t sequence;
+        const RowHead *head;
+        const std::byte *payload;
+    };
+
+    Row row(std::int64_t sequence) const;
+    bool look(const Row &row, bool tails, Chain &chain) const;
+    bool flag(const Row &row, std::size_t field) const;
+    bool take(const Take &take, Row row, std::byte *to, Chain &chain) const;
+    bool walk(const Row &first, Row &after, std::byte *out, Chain &chain) const;
+    bool copy_plain(std::int64_t sequence, std::byte *out) const;
     bool copy(std::int64_t sequence, std::byte *out, Chain &chain) const;
     bool copy_run(std::int64_t sequence, std::byte *out, Chain &chain) const;
-    bool look(std::int64_t sequence, bool tails, Chain &chain) const;
-    bool stack(const Take &take, std::int64_t sequence, std::byte *to, Chain &chain) const;
-    bool flag(std::int64_t sequence, std::size_t field) const;
     std::int64_t follower(std::int64_t sequence) const;
     void prefetch(std::int64_t sequence) const;
-    void prefetch_follower(std::int64_t sequence) const;
+    void prefetch_follower(std::int64_t &ahead) const;
 
     std::int64_t draw_alike();
     void draw_by_priority(std::span<const double> at, double total, std::size_t begin);
@@ -78,7 +87,8 @@ class Sampler {
     Replay &replay_;
     Wish wish_;
     Dice &dice_;
-    bool linked_;
+    bool linked_; // whether a drawn row has something of other rows
+    bool plain_;  // whether it is one piece of one row, and nothing else but its key
     // Of the batch that is drawn; kept, so that a batch allocates nothing.
     std::vector<std::int64_t> sequences_;
     std::vector<std::uint8_t> good_;

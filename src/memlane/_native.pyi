@@ -17,7 +17,6 @@ SLOT_HEAD_BYTES: int
 WEIGHTS_CONTROL_BYTES: int
 MOST_BUFFERS: int
 REPLAY_CONTROL_BYTES: int
-ROW_HEAD_BYTES: int
 QUORUM_BYTES: int
 
 class _Watchable(Protocol):
@@ -180,6 +179,9 @@ class Weights:
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
     def retries(self) -> int: ...
 
+def row_head_bytes(linked: bool) -> int:
+    """What stands before the fields of each row."""
+
 def sum_tree_bytes(count: int) -> int:
     """What the priorities of so many rows take."""
 
@@ -196,7 +198,7 @@ class Replay:
         stream_count: int,
         capacity: int,
         stride: int,
-        columns: Sequence[tuple[str, int, int, str, Sequence[int]]],
+        columns: Sequence[tuple[str, int, int, np.dtype[Any], Sequence[int]]],
         transition: tuple[int, int, int, bool],
         limit: tuple[float, int, float],
         alpha: float,
@@ -204,6 +206,8 @@ class Replay:
     ) -> None: ...
     @property
     def label(self) -> str: ...
+    def add_plain(self, rows: Mapping_[str, object]) -> int:
+        """The transitions added, or -1 if it must be the other way."""
     def add(
         self,
         rows: Mapping_[str, object],

@@ -128,7 +128,7 @@ class Replay(Lane):
                 "samplers": ("int64", MOST_SAMPLERS),
                 "dice": ("uint64", (MOST_SAMPLERS, 8)),
                 "tree": ("uint8", _native.sum_tree_bytes(capacity) if prioritised else 0),
-                "rows": ("uint8", (capacity, _stride(layout))),
+                "rows": ("uint8", (capacity, _stride(layout, bool(streams)))),
             }
         )
 
@@ -163,11 +163,12 @@ class Replay(Lane):
         self._every_stream = np.arange(self.streams, dtype=np.int64)
         self._dice = base + segment["dice"].offset
 
-    def _column(self, name: str) -> tuple[str, int, int, str, list[int]]:
+    def _column(self, name: str) -> tuple[str, int, int, np.dtype[Any], list[int]]:
         field = self.layout[name]
         assert self.row_dtype.fields is not None
-        empty = np.empty(0, field.dtype)
-        return name, self.row_dtype.fields[name][1], field.nbytes, memoryview(empty.data).format, list(field.shape)
+        # numpy has one object for each of its own dtypes; the native side compares no more than that.
+        dtype = np.dtype(field.dtype.str)
+        return name, self.row_dtype.fields[name][1], field.nbytes, dtype, list(field.shape)
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -333,6 +334,7 @@ class ReplayWriter:
     def __init__(self, replay: Replay, streams: Iterable[int] | None, *, resume: bool) -> None:
         self._replay = replay
         self._add = replay.native.add
+        self._add_plain = replay.native.add_plain
         self.streams: NDArray[np.int64] | None = None
         if replay.streams:
             self.streams = np.array(
@@ -379,6 +381,10 @@ class ReplayWriter:
         streams = self.streams
         if streams is not None and env_ids is not None:
             streams = np.ascontiguousarray(streams[np.asarray(env_ids, np.int64)])
+        if streams is None and skip is None and final is None:
+            added = self._add_plain(rows)
+            if added >= 0:
+                return added
         skipped = None if skip is None else _mask(skip, "skip")
         ends: NDArray[np.bool_] | None = None
         if streams is not None:
@@ -481,8 +487,8 @@ def _cast(array: NDArray[Any], dtype: np.dtype[Any], label: str) -> NDArray[Any]
     return np.ascontiguousarray(array)
 
 
-def _stride(layout: Layout) -> int:
-    plain = _native.ROW_HEAD_BYTES + packed(layout).itemsize
+def _stride(layout: Layout, linked: bool) -> int:
+    plain = _native.row_head_bytes(linked) + packed(layout).itemsize
     lines = -(-plain // 64) * 64
     return lines if lines - plain <= plain * _WASTE else plain
 

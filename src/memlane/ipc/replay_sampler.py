@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Peer, Roster, SegmentClosed
-from memlane.ipc.batch import Batch, packed_fields
+from memlane.ipc.batch import Batch, Spares, packed_fields
 from memlane.ipc.replay import TRANSITION, Replay
 
 EXTRAS = {"key": "int64", "version": "int64", "horizon": "int32"}
@@ -60,6 +60,7 @@ class ReplaySampler:
         self.replay = replay
         self.length = length
         self.threads = threads
+        self._spares = Spares()
         self.dtype = _batch_dtype(replay, stack, length, extras)
         self.place = replay.roster.join()
         self._leave = weakref.finalize(self, _give_back, replay.roster, self.place)
@@ -102,7 +103,7 @@ class ReplaySampler:
         (``WaitTimeout``) or the death of one of ``peers`` (``PeerDied``).
         """
         if out is None:
-            out = self.batch(batch_size)
+            out = self.batch(batch_size, self._spares.of(self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
                 f"out must be what this sampler's batch({batch_size}) returned, found one of {out.shape[0]} rows of "
@@ -141,12 +142,11 @@ def _check(
             )
     if unknown := [name for name in extras if name not in EXTRAS]:
         raise ValueError(f"extras must be among {list(EXTRAS)}, found {unknown}")
-    if not replay.streams and (
-        n_step > 1 or length > 1 or any(many > 1 for many in stack.values()) or "horizon" in extras
-    ):
+    follows = n_step > 1 or length > 1 or any(many > 1 for many in stack.values())
+    if not replay.streams and (follows or "horizon" in extras or "version" in extras):
         raise ValueError(
-            "n_step, stack, length and horizon follow the rows of an environment: make the replay with streams=..., "
-            "one for each"
+            "n_step, stack, length, horizon and version are of the rows of an environment: make the replay with "
+            "streams=..., one for each"
         )
 
 

@@ -1,0 +1,36 @@
+// Arrays: a numpy array's memory without the buffer protocol, which makes a description of the array for every look (150 ns;
+// this takes 5). Only what is plain is seen: an array of exactly numpy's class, of one of numpy's own dtypes, in one piece.
+#pragma once
+
+#include <span>
+
+#include <nanobind/nanobind.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/ndarraytypes.h>
+
+namespace memlane {
+
+struct PlainArray {
+    std::byte *data;
+    std::span<const npy_intp> shape;
+    PyObject *dtype;
+
+    // Whether `object` is such an array; if so, it is seen.
+    static bool see(PyObject *object, PlainArray &array) {
+        static PyTypeObject *const numpy_array =
+            reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr("ndarray")).release().ptr());
+        if (Py_TYPE(object) != numpy_array)
+            return false;
+        // What numpy's macros of the same names do; its functions would need its whole table of them.
+        const auto *fields = reinterpret_cast<PyArrayObject_fields *>(object);
+        if ((fields->flags & NPY_ARRAY_C_CONTIGUOUS) == 0)
+            return false;
+        array = {reinterpret_cast<std::byte *>(fields->data),
+                 {fields->dimensions, static_cast<std::size_t>(fields->nd)},
+                 reinterpret_cast<PyObject *>(fields->descr)};
+        return true;
+    }
+};
+
+} // namespace memlane

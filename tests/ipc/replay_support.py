@@ -1,0 +1,82 @@
+"""What the tests of the replay share: rows that say who they are, and a look at everything that can be drawn."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+
+from memlane.ipc import Replay, ReplayWriter
+
+STEP = {
+    "obs": ("float32", 2),
+    "number": ("int64", ()),
+    "reward": ("float32", ()),
+    "terminated": (bool, ()),
+    "truncated": (bool, ()),
+}
+"""A row of a stream. Its ``number`` says which one it is, and is its observation too."""
+
+PLAIN = {"x": ("int64", 2)}
+"""A row that stands for itself."""
+
+
+def step(*numbers: float, terminated: Any = False, truncated: Any = False, reward: Any = 1.0) -> dict[str, Any]:
+    """One row for each number: its observation."""
+    count = len(numbers)
+    return {
+        "obs": np.repeat(np.array(numbers, np.float32)[:, None], 2, axis=1),
+        "number": np.array(numbers, np.int64),
+        "reward": np.full(count, reward, np.float32),
+        "terminated": np.full(count, terminated, bool),
+        "truncated": np.full(count, truncated, bool),
+    }
+
+
+def final(*numbers: float) -> dict[str, Any]:
+    return {"obs": step(*numbers)["obs"]}
+
+
+def play(writer: ReplayWriter, *numbers: int, end: str | None = None) -> None:
+    """An episode of one stream. The observation after its last row is half a step further."""
+    for number in numbers:
+        if end is not None and number == numbers[-1]:
+            writer.add(step(number, **{end: True}), final=final(number + 0.5))
+        else:
+            writer.add(step(number))
+
+
+def add_some(replay: Replay) -> None:
+    play(replay.writer(), 1, 2, 3, end="terminated")
+
+
+def drawn(replay: Replay, count: int = 400, *, field: str = "number", **wish: Any) -> dict[int, dict[str, Any]]:
+    """All that a sampler finds, by number; equal numbers must come with equal contents."""
+    sampler = replay.sampler(seed=wish.pop("seed", 1), **wish)
+    batch = sampler.sample(count)
+    sampler.close()
+    found: dict[int, dict[str, Any]] = {}
+    for place in range(count):
+        row = {name: array[place].tolist() for name, array in batch.items()}
+        number = row[field][0] if sampler.length > 1 else row[field]
+        assert found.setdefault(number, row) == row
+    return found
+
+
+def contents(replay: Replay) -> bytes:
+    """Every byte that a write could change, the counters among them."""
+    return b"".join(replay.segment[name].tobytes() for name in ("control", "streams", "tree", "rows"))
+
+
+def fits(counts: np.ndarray, shares: np.ndarray) -> bool:
+    """Whether draws fall as ``shares`` say: chi-square, with room that chance exceeds once in a million times."""
+    expected = counts.sum() * shares / shares.sum()
+    degrees = len(shares) - 1
+    return bool(((counts - expected) ** 2 / expected).sum() < degrees + 5 * np.sqrt(2 * degrees) + 12)
+
+
+def limit_life(seconds: float = 5.0) -> None:
+    """This process dies then, even if native code never comes back."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
