@@ -278,8 +278,8 @@ std::int64_t Replay::save_into(Replay &copy) {
             ++changed;
         }
         if (tree_) {
-            const std::uint32_t generation = tree_->generation(slot);
-            copy.tree_->renew(slot, generation, see(saved.state) == row_word(RowState::empty) ? 0 : tree_->priority(slot));
+            const SumTree::Leaf leaf = tree_->at(slot);
+            copy.tree_->renew(slot, leaf.generation, see(saved.state) == row_word(RowState::empty) ? 0 : leaf.priority);
         }
     }
     if (copy.tree_)

@@ -219,11 +219,10 @@ void Sampler::draw_by_priority(std::span<const double> at, double total, std::si
         sequences_[begin + i] = 0;
         if (leaves[i] < 0 || leaves[i] >= replay_.capacity())
             continue;
-        const std::int64_t word = see(replay_.head(leaves[i]).state);
-        if (row_state(word) != RowState::complete)
-            continue;
-        sequences_[begin + i] = row_detail(word);
-        shares_[begin + i] = static_cast<double>(replay_.tree().priority(leaves[i])) / total;
+        // Slot and generation make the number. The row itself is not looked at here: it is far away, and not asked for yet.
+        const SumTree::Leaf leaf = replay_.tree().at(leaves[i]);
+        sequences_[begin + i] = static_cast<std::int64_t>(leaf.generation) * replay_.capacity() + leaves[i];
+        shares_[begin + i] = static_cast<double>(leaf.priority) / total;
     }
 }
 

@@ -34,10 +34,16 @@ class SumTree {
     SumTree(std::byte *memory, std::int64_t count);
 
     std::int64_t count() const { return count_; }
-    float priority(std::int64_t leaf) const { return priority_of(leaves_[leaf].load(std::memory_order_relaxed)); }
-    std::uint32_t generation(std::int64_t leaf) const {
-        return static_cast<std::uint32_t>(leaves_[leaf].load(std::memory_order_relaxed) >> 32);
+    struct Leaf {
+        std::uint32_t generation;
+        float priority;
+    };
+    Leaf at(std::int64_t leaf) const {
+        const std::int64_t word = leaves_[leaf].load(std::memory_order_relaxed);
+        return {static_cast<std::uint32_t>(word >> 32), priority_of(word)};
     }
+    float priority(std::int64_t leaf) const { return at(leaf).priority; }
+    std::uint32_t generation(std::int64_t leaf) const { return at(leaf).generation; }
 
     // The row has new content. Only whoever holds the row.
     void renew(std::int64_t leaf, std::uint32_t generation, float priority);

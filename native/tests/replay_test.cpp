@@ -477,7 +477,7 @@ TEST("a save beside busy writers holds whole rows with their own links only") {
                 CHECK_EQ(step(replay, mine, memory->newest.data()), 3);
         });
     await([&] { return see(replay.control().added.value) > 2 * capacity; });
-    for (int i = 0; i < check::times(2400); ++i) {
+    for (int i = 0; i < check::times(8000); ++i) {
         replay.save_into(saved);
         CHECK_EQ(fault(saved), "");
         CHECK_EQ(saved.first_implausible(), -1);
@@ -503,7 +503,7 @@ TEST("rows that others write meanwhile are never taken for damage") {
     });
     await([&] { return see(replay.control().added.value) > 200; });
     int complaints = 0;
-    for (int i = 0; i < check::times(4000); ++i)
+    for (int i = 0; i < check::times(60'000); ++i)
         complaints += replay.first_implausible() >= 0;
     *over = true;
     CHECK_EQ(writer.join(), 0);

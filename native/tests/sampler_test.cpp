@@ -313,6 +313,7 @@ TEST("a stream that is resumed after its writer was killed at any change is neve
                 Row final;
                 one[0].next(final); // the killed one added it; the environment has gone on
                 step(replay, one, memory->newest.data());
+                fprintf(stderr, "DBG %ld newest %ld last %ld prev %ld\n", (long)before, (long)memory->newest[0], (long)see(replay.control().reserved.last), (long)see(replay.head(memory->newest[0]%24).previous));
                 wrong += fault(replay) != "";
             });
     CHECK_EQ(wrong, 0);
@@ -370,6 +371,7 @@ struct Scene {
     }
     void verdict(Replay &replay, std::int64_t rows) {
         CHECK_EQ(wrong.load(), 0);
+        CHECK_EQ(strange.load(), 0); // weights that are not in (0, 1]
         CHECK_EQ(added.load(), rows);
         CHECK_EQ(see(replay.control().added.value), rows);
         CHECK_EQ(see(replay.control().lost.abandoned), 0);

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from memlane.ipc import Replay, ReplayWriter
+from memlane.ipc import Replay, ReplayBuffer, ReplayWriter
 
 STEP = {
     "obs": ("float32", 2),
@@ -76,7 +76,28 @@ def fits(counts: np.ndarray, shares: np.ndarray) -> bool:
     return bool(((counts - expected) ** 2 / expected).sum() < degrees + 5 * np.sqrt(2 * degrees) + 12)
 
 
-def limit_life(seconds: float = 5.0) -> None:
+def limit_life(seconds: float) -> None:
     """This process dies then, even if native code never comes back."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def transitions(*numbers: float, critic: bool = False) -> dict[str, Any]:
+    """What ``ReplayBuffer.add`` takes: for a buffer with obs_dim 3, action_dim 2 and critic_dim 4 or none."""
+    column = np.array(numbers, np.float32)[:, None]
+    rows: dict[str, Any] = {
+        "obs": np.repeat(column, 3, axis=1),
+        "actions": -np.repeat(column, 2, axis=1),
+        "rewards": 10 * np.array(numbers, np.float64),
+        "next_obs": np.repeat(column, 3, axis=1) + np.float32(0.5),
+        "dones": np.zeros(len(numbers)),
+        "truncated": np.arange(len(numbers)) % 2,
+    }
+    if critic:
+        rows |= {"critic": np.repeat(column, 4, axis=1) + 10, "next_critic": np.repeat(column, 4, axis=1) + 10.5}
+    return rows
+
+
+def collect(buffer: ReplayBuffer) -> None:
+    buffer.add(**transitions(1, 2))
+    buffer.add(**transitions(3))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lane_support import timed_out
-from replay_support import PLAIN, STEP, drawn, final, limit_life, play, step
+from replay_support import PLAIN, STEP, drawn, final, limit_life, step
 from support import child
 
 from memlane.core import NothingToSample, SegmentError, SegmentExists, SegmentMissing
@@ -144,7 +144,7 @@ def test_an_empty_replay_can_be_saved(file: Path) -> None:
         assert drawn(again)
 
 
-# ---------------------------------------------------------------------------------------------- what is written, and how
+# --------------------------------------------------------------------------------------------- what is written, and how
 
 
 def test_a_second_save_writes_only_what_changed(full: Replay, file: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_file_of_another_replay_is_not_overwritten(full: Replay, file: Path, c
     with made(**change) as other:
         other.save(file)
     before = file.read_bytes()
-    with pytest.raises(SegmentError, match="holds another replay .*; save to another file, or remove it"):
+    with pytest.raises(SegmentError, match=r"holds another replay .*; save to another file, or remove it"):
         full.save(file)
     assert file.read_bytes() == before
 
@@ -223,7 +223,7 @@ def test_a_file_that_is_no_replay_is_not_overwritten(full: Replay, file: Path) -
     assert file.read_bytes() == b"my thesis" * 1000
 
 
-# ----------------------------------------------------------------------------------------------------------- wrong files
+# ---------------------------------------------------------------------------------------------------------- wrong files
 
 
 def test_a_file_that_is_not_there_is_missed(file: Path) -> None:
@@ -262,7 +262,6 @@ def test_a_file_that_was_cut_off_is_refused(full: Replay, file: Path, share: flo
 
 # Where a number lies: a field, and which of its 64-bit words. Reserved numbers are the first word of the control block.
 LAST, HIGHEST = ("control", 0), ("control", 48)
-SLOT = ("rows", 0)
 NAN = 0x7FF8_0000_0000_0000
 
 
@@ -310,7 +309,6 @@ DAMAGES = {
     "a least number below 1": (("settings", 6), -1),  # BUG: ValueError, not SegmentError
     "a power that is no number": (("settings", 4), NAN),  # BUG: every new priority is nan, and nothing is drawn
     "observations that are no fields": (("settings", 2), 1 << 50),
-    "no chance at all": (("dice", 5), 1),  # BUG: a state of zeros, taken for one from before, is thrown for ever
     "a highest priority that is no number": (HIGHEST, 0x7FC0_0000),  # BUG: new rows get it, and nothing is drawn
     "strangers among the samplers": (("samplers", 0), -1),
 }
@@ -336,6 +334,17 @@ def test_an_empty_replay_whose_last_number_is_below_0_is_refused_or_works(file: 
         pass
 
 
+# BUG: a state of zeros, which one set bit beside it makes look like one from before, throws the same number for ever,
+# and a draw among any number of rows that is no power of two never ends. No signal but SIGKILL ends it.
+def test_a_random_state_of_zeros_is_refused_or_works(file: Path) -> None:
+    with made(alpha=None) as replay:
+        fill(replay)
+        replay.save(file)
+    put(file, ("dice", 5), 1)
+    with child(use, file):
+        pass
+
+
 # BUG: KeyError 'next_x', when a sampler is made.
 def test_observations_without_streams_are_refused_or_work(file: Path) -> None:
     with Replay({"x": ("int64", ())}, capacity=4) as replay:
@@ -352,7 +361,7 @@ def test_observations_without_streams_are_refused_or_work(file: Path) -> None:
 
 def use(file: Path) -> None:
     """All that one does with a replay; in a process of its own, which dies if it takes too long."""
-    limit_life()
+    limit_life(3.0)
     for how in (Replay.load, Replay.open):
         try:
             replay = how(file)
@@ -361,8 +370,7 @@ def use(file: Path) -> None:
         with replay:
             sampler = replay.sampler(n_step=2, stack={"obs": 2})
             waits = replay.limiter is not None
-            if not waits or not timed_out(sampler.sample, 8, timeout=1e-3):
-                try_to(sampler.sample, 8, timeout=1e-3 if waits else None)
+            try_to(sampler.sample, 8, timeout=1e-3)
             before = replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes()
             for begin in range(0, 24, 8):
                 if waits and timed_out(fill_in_time, replay, begin):
@@ -373,7 +381,7 @@ def use(file: Path) -> None:
             if waits and timed_out(sampler.sample, 8, timeout=1e-3):
                 return
             for _ in range(3):  # what was added now must come out, and make sense
-                batch = sampler.sample(8, timeout=1.0 if waits else None)
+                batch = sampler.sample(8, timeout=1.0)
                 numbers = batch["number"]
                 assert ((numbers >= 0) & (numbers < 200)).all()
                 if replay.alpha is not None:
@@ -399,7 +407,7 @@ FIELDS = list(Replay.segment_layout(STEP, 12, streams=2, alpha=0.7).fields)
 
 
 @settings(
-    max_examples=60,
+    max_examples=100,
     deadline=None,
     derandomize=True,  # each example is a process: the same few on every machine, and no search for smaller ones
     phases=(Phase.explicit, Phase.generate),
