@@ -228,7 +228,11 @@ class ReplayHandle {
             if (!std::isfinite(error))
                 throw nb::value_error(("priorities must be finite, found " + std::to_string(errors.data()[i]) + " at position " +
                                        std::to_string(i)).c_str());
-            priorities[i] = static_cast<float>(std::pow(error + smallest_priority, alpha_));
+            const double priority = std::pow(error + smallest_error, alpha_);
+            if (priority > largest_priority)
+                throw nb::value_error(("an error of " + std::to_string(error) + " at position " + std::to_string(i) +
+                                       " is too large for a priority; did the training diverge?").c_str());
+            priorities[i] = static_cast<float>(std::max(priority, smallest_priority));
         }
         return without_gil_for(count * 256, [&] { return replay_.set_priorities({keys.data(), count}, priorities); });
     }
@@ -273,7 +277,7 @@ class ReplayHandle {
 
     void wait_for_samples(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
         hold_back(count, timeout, peers, replay_.control().added, replay_.control().admitted.held_samplers, sample_spin_,
-                  &Replay::admit_samples, "sample ");
+                  &Replay::admit_samples, replay_.slack_needed(0, count), "sample ");
     }
 
     std::int64_t save_into(ReplayHandle &copy) {
@@ -286,13 +290,20 @@ class ReplayHandle {
         return without_gil([&] { return replay_.save_into(copy.replay_); });
     }
 
+    bool counters_plausible() const {
+        require_open(*mapping_, label_);
+        return replay_.counters_plausible();
+    }
+
     std::int64_t first_implausible() const {
         require_open(*mapping_, label_);
         return without_gil([&] { return replay_.first_implausible(); });
     }
 
   private:
-    static constexpr double smallest_priority = 1e-6; // a row whose error was 0 is still drawn now and then
+    static constexpr double smallest_error = 1e-6; // a row whose error was 0 is still drawn now and then
+    // So that neither one priority nor the sum of all of them leaves what a float can hold.
+    static constexpr double smallest_priority = 1e-30, largest_priority = 1e28;
 
     void require_writeable_and_open() const {
         require_open(*mapping_, label_);
@@ -318,15 +329,15 @@ class ReplayHandle {
 
     void wait_for_room(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
         hold_back(count, timeout, peers, replay_.control().sampled, replay_.control().admitted.held_writers, add_spin_,
-                  &Replay::admit_inserts, "add ");
+                  &Replay::admit_inserts, replay_.slack_needed(count, 0), "add ");
     }
 
     // Waits until the limiter lets so many pass.
     void hold_back(std::int64_t count, std::optional<double> timeout, nb::handle peers, SignalCell &signal, Word &held,
-                   Spin &learned, bool (Replay::*admit)(std::int64_t), const char *deed) {
+                   Spin &learned, bool (Replay::*admit)(std::int64_t), double needed, const char *deed) {
         if ((replay_.*admit)(count))
             return;
-        if (const double needed = replay_.slack_needed(); needed > replay_.shape().limit.slack)
+        if (needed > replay_.shape().limit.slack)
             throw nb::value_error(("the limiter of the " + label_ + " would hold back both sides for ever: batches of this size need an error_buffer of at least " +
                                    nb::cast<std::string>(nb::str("{:g}").attr("format")(needed)) + ", found " +
                                    nb::cast<std::string>(nb::str("{:g}").attr("format")(replay_.shape().limit.slack))).c_str());
@@ -474,6 +485,7 @@ void bind_replay(nb::module_ &m) {
         .def("size", &ReplayHandle::size)
         .def("counters", &ReplayHandle::counters)
         .def("save_into", &ReplayHandle::save_into, "copy"_a, "How many rows had changed.")
+        .def("counters_plausible", &ReplayHandle::counters_plausible)
         .def("first_implausible", &ReplayHandle::first_implausible);
 
     nb::class_<SamplerHandle>(m, "Sampler", "Draws rows of a replay into a block.")

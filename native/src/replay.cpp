@@ -172,7 +172,7 @@ std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std
     float highest = 0;
     for (std::size_t i = 0; i < sequences.size(); ++i) {
         const std::int64_t slot = slot_of(sequences[i]);
-        if (!tree_->set(slot, generation_of(sequences[i]), priorities[i]))
+        if (!tree_->change(slot, generation_of(sequences[i]), priorities[i]))
             continue;
         touched.push_back(slot);
         highest = std::max(highest, priorities[i]);
@@ -207,15 +207,18 @@ bool Replay::admit_inserts(std::int64_t count) {
     const Limit &limit = shape_.limit;
     if (!(limit.ratio > 0))
         return true;
-    raise_to(control_->admitted.largest_insert, count);
     Word &inserts = control_->admitted.inserts;
     for (std::int64_t known = see(inserts);;) {
         const auto after = static_cast<double>(known + count);
         const double due = after * limit.ratio - static_cast<double>(see(control_->admitted.samples));
-        if (known + count > limit.least && due > static_cast<double>(limit.least) * limit.ratio + limit.slack)
+        // Until there is enough to sample from, nobody is held: the samplers are, so there would be nobody to let go.
+        if (known >= limit.least && due > static_cast<double>(limit.least) * limit.ratio + limit.slack)
             return false;
-        if (inserts.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire))
+        if (inserts.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
+            if (known >= limit.least)
+                raise_to(control_->admitted.largest_insert, count);
             return true;
+        }
     }
 }
 
@@ -223,7 +226,6 @@ bool Replay::admit_samples(std::int64_t count) {
     const Limit &limit = shape_.limit;
     if (!(limit.ratio > 0))
         return true;
-    raise_to(control_->admitted.largest_sample, count);
     Word &samples = control_->admitted.samples;
     for (std::int64_t known = see(samples);;) {
         if (see(control_->added.value) < limit.least)
@@ -232,15 +234,17 @@ bool Replay::admit_samples(std::int64_t count) {
         const double due = static_cast<double>(see(control_->admitted.inserts)) * limit.ratio - after;
         if (due < static_cast<double>(limit.least) * limit.ratio - limit.slack)
             return false;
-        if (samples.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire))
+        if (samples.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
+            raise_to(control_->admitted.largest_sample, count);
             return true;
+        }
     }
 }
 
-double Replay::slack_needed() const {
-    const auto insert = static_cast<double>(control_->admitted.largest_insert.load(std::memory_order_relaxed));
-    const auto sample = static_cast<double>(control_->admitted.largest_sample.load(std::memory_order_relaxed));
-    return (insert * shape_.limit.ratio + sample) / 2;
+double Replay::slack_needed(std::int64_t insert, std::int64_t sample) const {
+    insert = std::max(insert, control_->admitted.largest_insert.load(std::memory_order_relaxed));
+    sample = std::max(sample, control_->admitted.largest_sample.load(std::memory_order_relaxed));
+    return (static_cast<double>(insert) * shape_.limit.ratio + static_cast<double>(sample)) / 2;
 }
 
 // --------------------------------------------------------------------------------------------------------------- saving
@@ -290,6 +294,8 @@ std::int64_t Replay::save_into(Replay &copy) {
     carry(copy.control_->sampled.value, control_->sampled.value);
     carry(copy.control_->admitted.inserts, control_->admitted.inserts);
     carry(copy.control_->admitted.samples, control_->admitted.samples);
+    carry(copy.control_->admitted.held_writers, control_->admitted.held_writers);
+    carry(copy.control_->admitted.held_samplers, control_->admitted.held_samplers);
     carry(copy.control_->lost.evicted, control_->lost.evicted);
     carry(copy.control_->lost.abandoned, control_->lost.abandoned);
     carry(copy.control_->lost.avoided, control_->lost.avoided);
@@ -297,6 +303,19 @@ std::int64_t Replay::save_into(Replay &copy) {
     carry(copy.control_->drawn.redrawn, control_->drawn.redrawn);
     copy.control_->priority.highest.store(control_->priority.highest.load(std::memory_order_relaxed), std::memory_order_relaxed);
     return changed;
+}
+
+bool Replay::counters_plausible() const {
+    const std::int64_t last = see(control_->reserved.last), added = see(control_->added.value);
+    const float highest = control_->priority.highest.load(std::memory_order_relaxed);
+    const auto within = [](const Word &word, std::int64_t most) { return see(word) >= 0 && see(word) <= most; };
+    const ReplayControl &all = *control_;
+    bool plausible = within(all.reserved.last, most_numbers) && added >= 0 && added <= last && std::isfinite(highest) && highest >= 0;
+    for (const Word *word : {&all.sampled.value, &all.admitted.inserts, &all.admitted.samples, &all.admitted.held_writers,
+                             &all.admitted.held_samplers, &all.lost.evicted, &all.lost.abandoned, &all.lost.avoided,
+                             &all.lost.stale, &all.drawn.redrawn})
+        plausible = plausible && within(*word, most_numbers);
+    return plausible;
 }
 
 std::int64_t Replay::first_implausible() const {

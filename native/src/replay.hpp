@@ -93,6 +93,9 @@ struct RowHead {
 static_assert(sizeof(RowHead) == 32 && offsetof(RowHead, state) == 0);
 constexpr std::size_t head_bytes(bool linked) { return linked ? sizeof(RowHead) : sizeof(Word); }
 
+// More than anybody adds in a thousand years; a file that says so is damaged.
+inline constexpr std::int64_t most_numbers = std::int64_t{1} << 60;
+
 enum class RowState : std::int64_t { empty = 0, writing = 1, complete = 2, tail = 3 };
 constexpr std::int64_t row_word(RowState state, std::int64_t detail = 0) {
     return detail << 2 | static_cast<std::int64_t>(state);
@@ -175,11 +178,14 @@ class Replay {
     // Whether so many may come in or go out now; if so, they are on the account.
     bool admit_inserts(std::int64_t count);
     bool admit_samples(std::int64_t count);
-    // With less slack than this, a writer and a sampler could each wait for the other.
-    double slack_needed() const;
+    // With less slack than this, one who adds so many rows and one who draws so many, or as many as anybody has so far,
+    // could each wait for the other.
+    double slack_needed(std::int64_t insert, std::int64_t sample) const;
 
     // Brings `copy`, of the same shape and used by nobody else, up to date. Returns how many rows had changed.
     std::int64_t save_into(Replay &copy);
+    // Whether the counters are such as writers and samplers could have left.
+    bool counters_plausible() const;
     // The first slot that no writer could have left like this, or -1.
     std::int64_t first_implausible() const;
 

@@ -317,8 +317,11 @@ void Sampler::weigh(std::int64_t count, std::byte *out, double beta) const {
     const double least = *std::min_element(shares_.begin(), shares_.begin() + count);
     for (std::int64_t i = 0; i < count; ++i) {
         const auto weight = static_cast<float>(std::pow(shares_[static_cast<std::size_t>(i)] / least, -beta));
-        for (int step = 0; step < wish_.length; ++step)
-            store(out + static_cast<std::size_t>(i * wish_.length + step) * wish_.row_bytes, wish_.weight, weight);
+        for (int step = 0; step < wish_.length; ++step) {
+            std::byte *row = out + static_cast<std::size_t>(i * wish_.length + step) * wish_.row_bytes;
+            if (wish_.valid < 0 || row[wish_.valid] != std::byte{0})
+                store(row, wish_.weight, weight);
+        }
     }
 }
 

@@ -36,13 +36,22 @@ void SumTree::renew(std::int64_t leaf, std::uint32_t generation, float priority)
     leaves_[leaf].store(word_of(generation, priority), std::memory_order_relaxed);
 }
 
-bool SumTree::set(std::int64_t leaf, std::uint32_t generation, float priority) {
+template <class Allowed>
+bool SumTree::exchange(std::int64_t leaf, std::uint32_t generation, float priority, Allowed allowed) {
     std::int64_t word = leaves_[leaf].load(std::memory_order_relaxed);
     do {
-        if (static_cast<std::uint32_t>(word >> 32) != generation)
+        if (static_cast<std::uint32_t>(word >> 32) != generation || !allowed(priority_of(word)))
             return false;
     } while (!leaves_[leaf].compare_exchange_weak(word, word_of(generation, priority), std::memory_order_relaxed));
     return true;
+}
+
+bool SumTree::set(std::int64_t leaf, std::uint32_t generation, float priority) {
+    return exchange(leaf, generation, priority, [](float) { return true; });
+}
+
+bool SumTree::change(std::int64_t leaf, std::uint32_t generation, float priority) {
+    return exchange(leaf, generation, priority, [](float before) { return before > 0; });
 }
 
 // The 16 leaves or nodes that make up node `node` of `level`. Copied at once: one line of floats, or two of words.

@@ -49,6 +49,8 @@ class SumTree {
     void renew(std::int64_t leaf, std::uint32_t generation, float priority);
     // False if the content that is meant is no longer there.
     bool set(std::int64_t leaf, std::uint32_t generation, float priority);
+    // The same for content that has a priority above 0, which is to say: that could have been drawn.
+    bool change(std::int64_t leaf, std::uint32_t generation, float priority);
 
     // Makes the nodes above these leaves anew. Whoever changed leaves calls it once for all of them.
     void refresh(std::span<const std::int64_t> leaves);
@@ -69,6 +71,7 @@ class SumTree {
     static std::int64_t word_of(std::uint32_t generation, float priority) {
         return static_cast<std::int64_t>(std::uint64_t{generation} << 32 | std::bit_cast<std::uint32_t>(priority));
     }
+    template <class Allowed> bool exchange(std::int64_t leaf, std::uint32_t generation, float priority, Allowed allowed);
     float sum_below(std::size_t level, std::int64_t node) const;
     void refresh_node(std::size_t level, std::int64_t node);
     void children(std::size_t level, std::int64_t node, float (&out)[fan_out]) const;

@@ -58,12 +58,12 @@ BOARD = Layout(
 class Template:
     """The tests' end of the line to the process that forks."""
 
-    def __init__(self, patience: float = 20.0) -> None:
+    def __init__(self, patience: float = 20.0, program: str = __file__) -> None:
         ours, theirs = socket.socketpair()
         self._patience = patience
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would forbid to fork
             )

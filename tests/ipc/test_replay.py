@@ -75,12 +75,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "one byte": {"x": ("uint8", ())},
     "scalars and nothing": {"step": ("uint16", ()), "none": ("float32", (0, 3)), "z": ("complex64", (2,))},
-    # BUG: "for a reason not known" for two rows or more: what numpy calls the format of a packed record depends on
-    # where its rows lie, and the native side compares it letter by letter.
-    "records and text": {
-        "transition": ([("obs", "f4", (3,)), ("action", "i8"), ("done", "?")], (2,)),
-        "who": ("S5", ()),
-    },
+    # Once: "for a reason not known" for all of these. The native side wants the very dtype object that numpy has once
+    # for each of its plain types, and what the slow path converts to is not that one.
+    "records": {"transition": ([("obs", "f4", (3,)), ("action", "i8"), ("done", "?")], (2,))},
+    "text": {"who": ("S5", ())},
+    "dates": {"when": ("M8[s]", ())},
+    "the other end first": {"x": (">f4", 2)},
 }
 
 
@@ -97,7 +97,6 @@ def anything(layout: Layout, rows: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("fields", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 def test_rows_of_any_layout_come_back_bit_for_bit(fields: dict[str, Any]) -> None:
     layout = Layout({**fields, "row": ("int64", ())})
     given = anything(layout, 5) | {"row": np.arange(5)}
@@ -111,15 +110,7 @@ def test_rows_of_any_layout_come_back_bit_for_bit(fields: dict[str, Any]) -> Non
                 assert batch[name][place].tobytes() == array[row].tobytes()
 
 
-# BUG: Layout takes dates, the replay fails with "cannot include dtype 'M' in a buffer" after it made its segment.
-def test_rows_can_hold_dates() -> None:
-    given = np.array(["2020-01-01", "2021-02-03"], "M8[s]")
-    with Replay({"when": ("M8[s]", ())}, capacity=4) as replay:
-        replay.add({"when": given})
-        assert set(replay.sampler(seed=0).sample(20)["when"].tolist()) == set(given.tolist())
-
-
-# BUG: which fields are observations is kept in the bits of one int64: OverflowError from the 64th field on.
+# Once: which fields are observations is kept in the bits of one int64: OverflowError from the 64th field on.
 def test_an_observation_may_be_any_of_many_fields() -> None:
     many = {**STEP, **{f"sensor{number}": ("float32", ()) for number in range(70)}}
     with Replay(many, capacity=4, streams=1, observations=["sensor69"]) as replay:
@@ -214,7 +205,7 @@ FORMS: dict[str, Any] = {
     "the other end first": GIVEN.astype(">i8"),
     "read-only": np.frombuffer(GIVEN.tobytes(), np.int64).reshape(2, 2),
     "a tensor": torch.from_numpy(GIVEN.copy()),
-    # BUG: numpy holds longlong and int64 for the same dtype, the native side not: "for a reason not known".
+    # Once: numpy holds longlong and int64 for the same dtype, the native side not: "for a reason not known".
     "of the same width by another name": GIVEN.astype(np.longlong),
 }
 
@@ -336,7 +327,7 @@ LAST = {"truncated": [False, True]}
             ValueError,
             "must have the fields",
         ),
-        # BUG: "operands could not be broadcast together", which names neither the field nor what was expected.
+        # Once: "operands could not be broadcast together", which names neither the field nor what was expected.
         (step(1, 2) | {"terminated": [False] * 3}, {}, ValueError, "terminated"),
     ],
 )
@@ -510,7 +501,25 @@ def test_cut_is_for_the_streams_at_these_positions(double: Replay) -> None:
     assert sorted(drawn(double)) == [1]
 
 
-# BUG: an AssertionError without a word.
+# Once: a mask is taken for the positions 0 and 1: cut([F, F, T]) cuts the streams 0 and 1, and env_ids=[T, F, T] puts
+# three rows into the streams 1, 0 and 1. Fractions are cut off likewise.
+@pytest.mark.parametrize("given", [np.array([False, False, True]), np.array([1.7])])
+def test_positions_that_are_no_whole_numbers_are_refused_or_mean_what_they_say(given: Any) -> None:
+    with Replay(STEP, capacity=20, streams=3, observations=["obs"]) as replay:
+        writer = replay.writer()
+        writer.add(step(1, 11, 21))
+        newest = replay.segment["streams"].tolist()
+        try:
+            writer.cut(given)
+        except (TypeError, ValueError, IndexError):
+            assert replay.segment["streams"].tolist() == newest
+        else:
+            assert replay.segment["streams"].tolist() == [*newest[:2], 0]
+        with pytest.raises((TypeError, ValueError, IndexError)):
+            writer.add(step(*range(len(given))), env_ids=given)
+
+
+# Once: an AssertionError without a word.
 def test_cut_without_streams_says_that_there_are_none(plain: Replay) -> None:
     with pytest.raises(Exception, match="streams"):
         plain.writer().cut()
@@ -527,7 +536,7 @@ def test_a_replay_without_streams_has_none_to_give(plain: Replay) -> None:
         plain.writer([0, 1])
 
 
-# BUG: without observations there is nothing to give as final, but a truncated row asks for it; `final={}` is then
+# Once: without observations there is nothing to give as final, but a truncated row asks for it; `final={}` is then
 # refused "for a reason not known". So no episode of such a replay can ever be truncated.
 @pytest.mark.parametrize("last", [None, {}])
 def test_rows_without_observations_can_be_truncated(last: dict[str, Any] | None) -> None:

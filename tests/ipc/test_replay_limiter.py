@@ -148,7 +148,7 @@ def test_a_sample_that_found_nothing_is_not_on_the_account() -> None:
 
 def test_an_error_buffer_too_small_for_these_batches_is_an_error_and_no_wait_for_ever(replay: Replay) -> None:
     add(replay, 4)
-    with pytest.raises(ValueError, match=re.escape("need an error_buffer of at least 20, found 12")):
+    with pytest.raises(ValueError, match=re.escape("need an error_buffer of at least 16, found 12")):
         replay.sampler(seed=0).sample(32)
 
 
@@ -159,7 +159,7 @@ def test_half_of_what_both_sides_move_at_once_is_buffer_enough() -> None:
             assert add(replay, 3) or not timed_out(sampler.sample, 8, timeout=NO_TIME)
 
 
-# BUG: 9 of 10 rows are there, 5 more would be 14, one above 10 + 3: the writer waits for samples, the sampler for the
+# Once: 9 of 10 rows are there, 5 more would be 14, one above 10 + 3: the writer waits for samples, the sampler for the
 # tenth row, and the buffer is as large as the documentation asks for.
 def test_the_step_over_the_least_number_does_not_hold_back_both_sides() -> None:
     with Replay(X, capacity=100, limiter=Limiter(1.0, 10, (5 * 1.0 + 1) / 2)) as replay:
@@ -169,7 +169,7 @@ def test_the_step_over_the_least_number_does_not_hold_back_both_sides() -> None:
         assert add(replay, 5) or not timed_out(sampler.sample, 1, timeout=NO_TIME)
 
 
-# BUG: the first thousand rows, which no limiter holds back, count as the largest batch that it must let pass.
+# Once: the first thousand rows, which no limiter holds back, count as the largest batch that it must let pass.
 def test_a_large_first_filling_asks_for_no_larger_buffer() -> None:
     with Replay(X, capacity=2000, limiter=Limiter(1.0, 1000, 10.0)) as replay:
         replay.add({"x": np.arange(1000)})
@@ -177,7 +177,7 @@ def test_a_large_first_filling_asks_for_no_larger_buffer() -> None:
         assert [timed_out(sampler.sample, 4, timeout=NO_TIME) for _ in range(4)] == [False, False, True, True]
 
 
-# BUG: one call that was refused for its size makes all later ones errors that would only have to wait.
+# Once: one call that was refused for its size makes all later ones errors that would only have to wait.
 def test_a_batch_that_was_refused_is_not_held_against_others(replay: Replay) -> None:
     sampler = replay.sampler(seed=0)
     with pytest.raises(ValueError, match="error_buffer"):

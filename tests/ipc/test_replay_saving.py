@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from lane_support import timed_out
 from replay_support import PLAIN, STEP, drawn, final, limit_life, step
 from support import child
 
-from memlane.core import NothingToSample, SegmentError, SegmentExists, SegmentMissing
-from memlane.ipc import Limiter, Replay, Weights
+from memlane.core import NothingToSample, SegmentError, SegmentExists, SegmentMissing, WaitTimeout
+from memlane.ipc import Limiter, Replay, ReplaySampler, Weights
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_what_was_saved_is_there_again(full: Replay, file: Path, how: Any) -> No
         assert everything(again) == everything(full)
 
 
-# BUG: the times that the limiter held somebody back are not carried into the file.
+# Once: the times that the limiter held somebody back are not carried into the file.
 def test_all_counters_come_back(file: Path) -> None:
     with Replay(PLAIN, capacity=4, limiter=Limiter(1.0, 3)) as replay:
         assert timed_out(replay.sampler(seed=0).sample, 1, timeout=1e-6)
@@ -302,14 +303,14 @@ def put(file: Path, place: tuple[str, int], word: int) -> None:
 
 
 DAMAGES = {
-    "a number next to the last there is": (LAST, 2**63 - 3),  # BUG: the next rows get numbers below 0
+    "a number next to the last there is": (LAST, 2**63 - 3),  # Once: the next rows get numbers below 0
     "numbers far ahead of the rows": (LAST, 2**40),
-    "a ratio that is no number": (("settings", 5), NAN),  # BUG: ValueError, not SegmentError
-    "a buffer that is no number": (("settings", 7), NAN),  # BUG: ValueError, not SegmentError
-    "a least number below 1": (("settings", 6), -1),  # BUG: ValueError, not SegmentError
-    "a power that is no number": (("settings", 4), NAN),  # BUG: every new priority is nan, and nothing is drawn
+    "a ratio that is no number": (("settings", 5), NAN),  # Once: ValueError, not SegmentError
+    "a buffer that is no number": (("settings", 7), NAN),  # Once: ValueError, not SegmentError
+    "a least number below 1": (("settings", 6), -1),  # Once: ValueError, not SegmentError
+    "a power that is no number": (("settings", 3), NAN),  # Once: every new priority is nan, and nothing is drawn
     "observations that are no fields": (("settings", 2), 1 << 50),
-    "a highest priority that is no number": (HIGHEST, 0x7FC0_0000),  # BUG: new rows get it, and nothing is drawn
+    "a highest priority that is no number": (HIGHEST, 0x7FC0_0000),  # Once: new rows get it, and nothing is drawn
     "strangers among the samplers": (("samplers", 0), -1),
 }
 
@@ -324,7 +325,7 @@ def test_a_file_with_impossible_numbers_is_refused_or_works(file: Path, damage: 
         pass
 
 
-# BUG: with no row to compare it with, a last number below 0 is believed; rows are then written before the first slot,
+# Once: with no row to compare it with, a last number below 0 is believed; rows are then written before the first slot,
 # over the priorities, the random states and whatever else lies there.
 def test_an_empty_replay_whose_last_number_is_below_0_is_refused_or_works(file: Path) -> None:
     with made() as replay:
@@ -334,7 +335,7 @@ def test_an_empty_replay_whose_last_number_is_below_0_is_refused_or_works(file: 
         pass
 
 
-# BUG: a state of zeros, which one set bit beside it makes look like one from before, throws the same number for ever,
+# Once: a state of zeros, which one set bit beside it makes look like one from before, throws the same number for ever,
 # and a draw among any number of rows that is no power of two never ends. No signal but SIGKILL ends it.
 def test_a_random_state_of_zeros_is_refused_or_works(file: Path) -> None:
     with made(alpha=None) as replay:
@@ -345,7 +346,7 @@ def test_a_random_state_of_zeros_is_refused_or_works(file: Path) -> None:
         pass
 
 
-# BUG: KeyError 'next_x', when a sampler is made.
+# Once: KeyError 'next_x', when a sampler is made.
 def test_observations_without_streams_are_refused_or_work(file: Path) -> None:
     with Replay({"x": ("int64", ())}, capacity=4) as replay:
         replay.add({"x": np.arange(3)})
@@ -360,7 +361,10 @@ def test_observations_without_streams_are_refused_or_work(file: Path) -> None:
 
 
 def use(file: Path) -> None:
-    """All that one does with a replay; in a process of its own, which dies if it takes too long."""
+    """All that one does with a replay; in a process of its own, which dies if it takes too long.
+
+    The replay may have become another: with other names, other observations. Then it must work as that one.
+    """
     limit_life(3.0)
     for how in (Replay.load, Replay.open):
         try:
@@ -368,39 +372,38 @@ def use(file: Path) -> None:
         except SegmentError:
             continue
         with replay:
-            sampler = replay.sampler(n_step=2, stack={"obs": 2})
-            waits = replay.limiter is not None
-            try_to(sampler.sample, 8, timeout=1e-3)
-            before = replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes()
-            for begin in range(0, 24, 8):
-                if waits and timed_out(fill_in_time, replay, begin):
-                    return  # damaged accounts hold everybody back, which a limiter may
-                if not waits:
-                    fill(replay, begin)
-            assert before == (replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes())
-            if waits and timed_out(sampler.sample, 8, timeout=1e-3):
-                return
-            for _ in range(3):  # what was added now must come out, and make sense
-                batch = sampler.sample(8, timeout=1.0)
-                numbers = batch["number"]
-                assert ((numbers >= 0) & (numbers < 200)).all()
-                if replay.alpha is not None:
-                    assert np.isfinite(batch["weight"]).all()
-                    replay.update_priorities(batch["key"], np.ones(8))
+            sampler = replay.sampler(n_step=2, stack=dict.fromkeys(replay.observations[:1], 2))
+            with contextlib.suppress(NothingToSample, WaitTimeout):  # what was damaged may be gone
+                sampler.sample(8, timeout=1e-3)
+            try:
+                go_on(replay, sampler)
+            except WaitTimeout:
+                continue  # damaged accounts of a limiter may hold everybody back
+            except ValueError as error:
+                if "need an error_buffer of at least" not in str(error):  # so may a limiter that came to be
+                    raise
 
 
-def fill_in_time(replay: Replay, begin: int) -> None:
+def go_on(replay: Replay, sampler: ReplaySampler) -> None:
+    before = replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes()
+    add_zeros(replay)
+    assert before == (replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes())
+    for _ in range(3):  # what was added now must come out
+        batch = sampler.sample(8, timeout=1e-3)
+        if replay.alpha is not None:
+            assert np.isfinite(batch["weight"]).all()
+            replay.update_priorities(batch["key"], np.ones(8))
+
+
+def add_zeros(replay: Replay) -> None:
+    """More than it holds, in a few episodes."""
     writer = replay.writer()
-    for number in range(begin, begin + 8):
-        writer.add(step(number, 100 + number), timeout=1e-3)
-
-
-def try_to(act: Any, *arguments: Any, **named: Any) -> None:
-    """What was damaged may be gone."""
-    try:
-        act(*arguments, **named)
-    except (NothingToSample, TimeoutError):
-        return
+    for number in range(replay.capacity + 3):
+        rows = {field.name: np.zeros((replay.streams, *field.shape), field.dtype) for field in replay.layout}
+        ends = number % 4 == 3 and "terminated" in rows and bool(replay.observations)
+        if ends:
+            rows["terminated"][:] = True
+        writer.add(rows, final={name: rows[name] for name in replay.observations} if ends else None, timeout=1e-3)
 
 
 FIELDS = list(Replay.segment_layout(STEP, 12, streams=2, alpha=0.7).fields)

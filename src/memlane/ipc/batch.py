@@ -21,25 +21,34 @@ def packed(layout: Layout) -> np.dtype[Any]:
     return packed_fields([(field.name, field.dtype, field.shape) for field in layout])
 
 
-def packed_fields(fields: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], begin: int = 0) -> np.dtype[Any]:
-    """A dtype with these fields, the first of them ``begin`` bytes from the start."""
+def packed_fields(
+    fields: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], begin: int = 0, multiple: int = 8
+) -> np.dtype[Any]:
+    """A dtype with these fields, the first of them ``begin`` bytes from the start; ``multiple`` bytes divide its
+    size."""
     places: dict[str, int] = {}
     fields = list(fields)
     at = begin
-    for name, dtype, shape in sorted(fields, key=lambda field: -field[1].alignment):
-        at = _up(at, dtype.alignment)
+    for name, dtype, shape in sorted(fields, key=lambda field: -alignment_of(field[1])):
+        at = _up(at, alignment_of(dtype))
         places[name] = at
         at += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     names = [name for name, _, _ in fields]
+    widest = max([multiple, *(alignment_of(dtype) for _, dtype, _ in fields)])
     formats = [(dtype, shape) for _, dtype, shape in fields]
     return np.dtype(
         {
             "names": names,
             "formats": formats,
             "offsets": [places[name] for name in names],
-            "itemsize": max(_up(at, 8), 8),
+            "itemsize": max(_up(at, widest), widest),
         }
     )
+
+
+def alignment_of(dtype: np.dtype[Any]) -> int:
+    # torch wants a complex number at a multiple of its whole size; numpy is content with half of it.
+    return dtype.itemsize if dtype.kind == "c" else dtype.alignment
 
 
 def _up(number: int, multiple: int) -> int:
@@ -65,8 +74,8 @@ class Batch(dict[str, NDArray[Any]]):
 
 
 class Spares:
-    """Memory of batches that nobody has any more, for the next ones. New memory costs a page fault for every 4 KB: a batch
-    of 4096 rows in it takes twice as long."""
+    """Memory of batches that nobody has any more, for the next ones. New memory costs a page fault for every 4 KB: a
+    batch of 4096 rows in it takes twice as long."""
 
     MOST = 4
 

@@ -35,9 +35,13 @@ class Lane(ABC):
         file: str | os.PathLike[str] | None = None,
     ) -> None:
         segment = Segment.create(segment_layout, name=name, file=file)
-        segment["settings"][:] = settings
-        segment["description"][:] = memoryview(layout.to_bytes())
-        self._open(segment, layout)
+        try:
+            segment["settings"][:] = settings
+            segment["description"][:] = memoryview(layout.to_bytes())
+            self._open(segment, layout)
+        except BaseException:
+            segment.close()
+            raise
 
     @classmethod
     def attach(cls, name: str, *, layout: Layout | Mapping[str, FieldSpec] | None = None) -> Self:

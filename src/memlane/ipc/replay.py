@@ -51,7 +51,6 @@ TRANSITION = ("reward", "terminated", "truncated")
 """The fields that rows of a stream must have: what n-step returns and the ends of episodes are read from."""
 
 MOST_SAMPLERS = 16
-_SETTINGS = 8
 # A row that begins on a cache line touches fewer of them, if that does not cost more memory than this share.
 _WASTE = 1 / 8
 
@@ -72,9 +71,9 @@ class Limiter:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ratio) and self.ratio > 0):
             raise ValueError(f"ratio must be a number of samples per transition, above 0, found {self.ratio!r}")
-        if self.min_size < 1:
+        if operator.index(self.min_size) < 1:
             raise ValueError(f"min_size must be 1 or more, found {self.min_size!r}")
-        if self.error_buffer is not None and not self.error_buffer > 0:
+        if self.error_buffer is not None and not (math.isfinite(self.error_buffer) and self.error_buffer > 0):
             raise ValueError(f"error_buffer must be above 0, found {self.error_buffer!r}")
 
     @property
@@ -104,7 +103,7 @@ class Replay(Lane):
         file: str | os.PathLike[str] | None = None,
     ) -> None:
         layout = as_layout(row)
-        settings = _settings(layout, capacity, streams, observations, alpha, limiter)
+        settings = _Settings(capacity, streams, list(observations), alpha, limiter).numbers(layout)
         self._create(layout, self._expected_layout(layout, settings), name, settings, file)
 
     @classmethod
@@ -113,32 +112,33 @@ class Replay(Lane):
     ) -> Layout:
         """What a replay takes from the machine, before it is made."""
         layout = as_layout(row)
-        return cls._expected_layout(layout, _settings(layout, capacity, streams, (), alpha, None))
+        return cls._expected_layout(layout, _Settings(capacity, streams, [], alpha, None).numbers(layout))
 
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
-        capacity, streams, _, prioritised, *_ = settings
-        if capacity < 1 or streams < 0 or not 0 <= prioritised <= 1:
-            raise ValueError(f"no replay has {capacity=}, {streams=}")
+        given = _Settings.of(layout, settings)
         return Layout(
             {
-                **cls._describe(layout, _SETTINGS),
+                **cls._describe(layout, len(settings)),
                 "control": (f"V{_native.REPLAY_CONTROL_BYTES}", ()),
-                "streams": ("int64", streams),
+                "streams": ("int64", given.streams),
                 "samplers": ("int64", MOST_SAMPLERS),
                 "dice": ("uint64", (MOST_SAMPLERS, 8)),
-                "tree": ("uint8", _native.sum_tree_bytes(capacity) if prioritised else 0),
-                "rows": ("uint8", (capacity, _stride(layout, bool(streams)))),
+                "tree": ("uint8", _native.sum_tree_bytes(given.capacity) if given.alpha is not None else 0),
+                "rows": ("uint8", (given.capacity, _stride(layout, bool(given.streams)))),
             }
         )
 
     def _bind(self, settings: list[int]) -> None:
-        self.capacity, self.streams, chosen, prioritised, alpha, ratio, least, slack = settings
-        names = list(self.layout.fields)
-        self.observations = [name for place, name in enumerate(names) if chosen >> place & 1]
-        self.alpha = _float(alpha) if prioritised else None
-        self.limiter = Limiter(_float(ratio), least, _float(slack)) if ratio else None
+        given = _Settings.of(self.layout, settings)
+        self.capacity, self.streams, self.observations = given.capacity, given.streams, given.observations
+        self.alpha, self.limiter = given.alpha, given.limiter
         self.row_dtype = packed(self.layout)
+        # numpy has one object for each of its own dtypes; the native side compares no more than that.
+        self.dtypes = {
+            field.name: np.dtype(field.dtype.str) if field.dtype.isbuiltin else field.dtype for field in self.layout
+        }
+        names = list(self.layout.fields)
         segment = self.segment.layout
         mapping, base = self.segment.window(0, segment.nbytes, writeable=True)
         reward, *ends = [names.index(name) if name in names else 0 for name in TRANSITION]
@@ -146,7 +146,7 @@ class Replay(Lane):
             mapping,
             base + segment["control"].offset,
             base + segment["rows"].offset,
-            base + segment["tree"].offset if prioritised else None,
+            base + segment["tree"].offset if self.alpha is not None else None,
             base + segment["streams"].offset,
             self.streams,
             self.capacity,
@@ -157,18 +157,15 @@ class Replay(Lane):
             self.alpha or 1.0,
             f"replay of {self.segment.label}",
         )
-        if prioritised and not self.native.added():
+        if self.alpha is not None and not self.native.added():
             self.native.begin_priorities()
         self.roster = Roster(self.segment.words("samplers"))
-        self._every_stream = np.arange(self.streams, dtype=np.int64)
         self._dice = base + segment["dice"].offset
 
     def _column(self, name: str) -> tuple[str, int, int, np.dtype[Any], list[int]]:
         field = self.layout[name]
         assert self.row_dtype.fields is not None
-        # numpy has one object for each of its own dtypes; the native side compares no more than that.
-        dtype = np.dtype(field.dtype.str)
-        return name, self.row_dtype.fields[name][1], field.nbytes, dtype, list(field.shape)
+        return name, self.row_dtype.fields[name][1], field.nbytes, self.dtypes[name], list(field.shape)
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -213,16 +210,20 @@ class Replay(Lane):
 
     def dice_at(self, place: int) -> tuple[int, bool]:
         """Where the random state of a sampler lies, and whether there is one from before."""
-        return self._dice + place * 64, bool(self.segment["dice"][place].any())
+        return self._dice + place * 64, bool(self.segment["dice"][place, :4].any())
 
     # -------------------------------------------------------------------------------------------------- priorities
 
     def update_priorities(self, keys: ArrayLike, errors: ArrayLike) -> int:
         """New priorities, from the ``key`` of a batch and the size of each row's error. A key says which row in which
-        slot: one that was overwritten since is left alone and counted. Returns how many were still there."""
+        slot: one that was overwritten since is left alone and counted. Of sequences, the first row's counts. Returns
+        how many were still there."""
         if self.alpha is None:
             raise MemlaneError(f"the {self.native.label} has no priorities; make it with alpha=0.6")
-        key_array = np.ascontiguousarray(keys)
+        key_array = np.asarray(keys)
+        if key_array.ndim == 2:  # of sequences: a sequence has the priority of its first row
+            key_array = key_array[:, 0]
+        key_array = np.ascontiguousarray(key_array)
         error_array = np.ascontiguousarray(errors, np.float64)
         if key_array.dtype != np.int64 or key_array.ndim != 1:
             raise TypeError(
@@ -277,8 +278,9 @@ class Replay(Lane):
         if path.exists():
             copy = type(self).open(path)
             if [int(setting) for setting in copy.segment["settings"]] != settings or copy.layout != self.layout:
+                found = str(copy.layout)
                 copy.close()
-                raise SegmentError(f"{path} holds another replay ({copy.layout}); save to another file, or remove it")
+                raise SegmentError(f"{path} holds another replay ({found}); save to another file, or remove it")
         else:
             copy = type(self).__new__(type(self))
             copy._create(self.layout, self.segment.layout, None, settings, path)
@@ -316,12 +318,12 @@ class Replay(Lane):
 
     def _require_plausible(self) -> None:
         complaint = ""
-        if (slot := self.native.first_implausible()) >= 0:
+        if not self.native.counters_plausible():
+            complaint = f"no writer leaves such counters: {self.counters()}"
+        elif (slot := self.native.first_implausible()) >= 0:
             complaint = f"row {slot} holds numbers that no writer leaves"
         elif (self.segment["streams"] < 0).any():
             complaint = "a stream ends at a row below 0"
-        elif any(count < 0 for count in self.counters().values()):
-            complaint = f"the counters are {self.counters()}"
         if complaint:
             label = self.segment.label
             self.close()
@@ -354,9 +356,23 @@ class ReplayWriter:
         """The next rows of these streams (positions among this writer's; default: all) begin a new episode, whatever
         came before: an environment that was restarted. The row before the cut has no next observation and is not
         drawn."""
-        assert self.streams is not None
-        chosen = self.streams if rows is None else self.streams[np.asarray(rows, np.int64)]
+        if self.streams is None:
+            raise MemlaneError(f"the {self._replay.native.label} has no streams, so there is nothing to cut")
+        chosen = self.streams if rows is None else self._streams_at(rows, "rows")
         self._replay.segment["streams"][chosen] = 0
+
+    def _streams_at(self, positions: ArrayLike, label: str) -> NDArray[np.int64]:
+        assert self.streams is not None
+        at = np.atleast_1d(np.asarray(positions))
+        if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
+            raise TypeError(
+                f"{label} must be positions among {len(self.streams)} streams, found {at.dtype} {at.tolist()}"
+            )
+        if at.size and (at.min() < 0 or at.max() >= len(self.streams)):
+            raise IndexError(
+                f"{label} must be below {len(self.streams)}, the streams of this writer, found {at.tolist()}"
+            )
+        return np.ascontiguousarray(self.streams[at.astype(np.int64)])
 
     def add(
         self,
@@ -379,18 +395,22 @@ class ReplayWriter:
         ``peers``.
         """
         streams = self.streams
-        if streams is not None and env_ids is not None:
-            streams = np.ascontiguousarray(streams[np.asarray(env_ids, np.int64)])
-        if streams is None and skip is None and final is None:
-            added = self._add_plain(rows)
-            if added >= 0:
-                return added
+        if streams is None:
+            if skip is None:
+                added = self._add_plain(rows)
+                if added >= 0:
+                    return added
+            if final is not None or env_ids is not None:
+                raise ValueError(f"final and env_ids need streams, which the {self._replay.native.label} has not")
+        elif env_ids is not None:
+            streams = self._streams_at(env_ids, "env_ids")
         skipped = None if skip is None else _mask(skip, "skip")
         ends: NDArray[np.bool_] | None = None
         if streams is not None:
             ends = self._ends(rows, final, skipped, len(streams))
         bare = None if skipped is None else skipped.view(np.uint8)
         finals = ends.view(np.uint8) if ends is not None else None
+        final = final or None
         added = self._add(rows, version, streams, bare, final, finals, timeout, peers)
         if added < 0:
             plain = self._plain(
@@ -413,10 +433,15 @@ class ReplayWriter:
     ) -> NDArray[np.bool_] | None:
         """Which rows have a final observation."""
         terminated, truncated = (_mask(rows.get(name, False), name) for name in TRANSITION[1:])
+        for name, mask in zip(TRANSITION[1:], (terminated, truncated), strict=True):
+            if len(mask) != count and name in rows:
+                raise ValueError(f"{name!r} must have {count} rows, found {len(mask)}")
         ends = terminated | truncated
         if skipped is not None and skipped.shape == ends.shape:
             ends = ends & ~skipped
             truncated = truncated & ~skipped
+        if not self._replay.observations and not final:
+            return None  # nothing goes on anywhere
         if final is None:
             if truncated.any():
                 raise ValueError(
@@ -451,7 +476,8 @@ class ReplayWriter:
                 count = len(array)
             if len(array) != count:
                 raise ValueError(f"{role}[{name!r}] must have {count} rows, found {len(array)}")
-            plain[name] = _cast(array, field.dtype, f"{role}[{name!r}]")
+            cast = _cast(array, field.dtype, f"{role}[{name!r}]")
+            plain[name] = cast if cast.dtype is self._replay.dtypes[name] else cast.view(self._replay.dtypes[name])
         return plain
 
     def _require(self, count: int, skipped: NDArray[np.bool_] | None, ends: NDArray[np.bool_] | None) -> None:
@@ -493,41 +519,68 @@ def _stride(layout: Layout, linked: bool) -> int:
     return lines if lines - plain <= plain * _WASTE else plain
 
 
-def _settings(
-    layout: Layout,
-    capacity: int,
-    streams: int,
-    observations: Sequence[str],
-    alpha: float | None,
-    limiter: Limiter | None,
-) -> list[int]:
-    if not len(layout):
-        raise LayoutError("a row needs at least one field")
-    if operator.index(capacity) < 1:
-        raise ValueError(f"capacity must be 1 or more, found {capacity}")
-    if streams < 0 or (streams and capacity < 2):
-        raise ValueError(f"streams must be 0 or more, with a capacity of at least 2, found {streams=} and {capacity=}")
-    names = list(layout.fields)
-    for name in observations:
-        if name not in names:
-            raise ValueError(f"observations must be among the fields {names}, found {name!r}")
-    if observations and not streams:
-        raise ValueError(f"observations={list(observations)} need streams, one for each environment; found streams=0")
-    if streams:
-        _require_transition(layout)
-    if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha must be above 0, or None to draw all rows alike, found {alpha!r}")
-    chosen = sum(1 << names.index(name) for name in set(observations))
-    return [
-        operator.index(capacity),
-        operator.index(streams),
-        chosen,
-        int(alpha is not None),
-        _bits(alpha or 0.0),
-        _bits(limiter.ratio) if limiter else 0,
-        limiter.min_size if limiter else 1,
-        _bits(limiter.slack) if limiter else 0,
-    ]
+@dataclass(frozen=True)
+class _Settings:
+    """What a replay was made with, and the same as the whole numbers that its segment keeps. Checked either way: those
+    of a file may be anything."""
+
+    capacity: int
+    streams: int
+    observations: list[str]
+    alpha: float | None
+    limiter: Limiter | None
+
+    def __post_init__(self) -> None:
+        if operator.index(self.capacity) < 1:
+            raise ValueError(f"capacity must be 1 or more, found {self.capacity}")
+        if operator.index(self.streams) < 0 or (self.streams and self.capacity < 2):
+            raise ValueError(
+                f"streams must be 0 or more, with a capacity of at least 2, found streams={self.streams} and "
+                f"capacity={self.capacity}"
+            )
+        if self.observations and not self.streams:
+            raise ValueError(
+                f"observations={self.observations} need streams, one for each environment; found streams=0"
+            )
+        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha must be above 0, or None to draw all rows alike, found {self.alpha!r}")
+        if self.limiter is not None and self.limiter.min_size > self.capacity:
+            raise ValueError(
+                f"the limiter's min_size must be at most the capacity of {self.capacity}, found {self.limiter.min_size}"
+            )
+
+    def _check(self, layout: Layout) -> None:
+        if not len(layout):
+            raise LayoutError("a row needs at least one field")
+        for name in self.observations:
+            if name not in layout:
+                raise ValueError(f"observations must be among the fields {list(layout.fields)}, found {name!r}")
+        if self.streams:
+            _require_transition(layout)
+
+    def numbers(self, layout: Layout) -> list[int]:
+        self._check(layout)
+        limiter = self.limiter
+        return [
+            operator.index(self.capacity),
+            operator.index(self.streams),
+            int(self.alpha is not None),
+            _bits(self.alpha or 0.0),
+            int(limiter is not None),
+            _bits(limiter.ratio if limiter else 0.0),
+            limiter.min_size if limiter else 0,
+            _bits(limiter.slack if limiter else 0.0),
+            *(int(name in self.observations) for name in layout.fields),
+        ]
+
+    @classmethod
+    def of(cls, layout: Layout, numbers: list[int]) -> _Settings:
+        capacity, streams, prioritised, alpha, limited, ratio, least, slack, *chosen = numbers
+        observations = [name for name, flag in zip(layout.fields, chosen, strict=True) if flag]
+        limiter = Limiter(_float(ratio), least, _float(slack)) if limited else None
+        settings = cls(capacity, streams, observations, _float(alpha) if prioritised else None, limiter)
+        settings._check(layout)
+        return settings
 
 
 def _require_transition(layout: Layout) -> None:

@@ -125,15 +125,16 @@ class ReplayBuffer(SharedBufferBase):
         return self._sampler.sample(batch_size).torch(self.device)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _attached, (self.replay, self.device, self.defer_gpu, self.packed_cpu_storage, self._seed)
+        # Without the seed: two processes that draw the same rows learn half as much.
+        return _attached, (self.replay, self.device, self.defer_gpu, self.packed_cpu_storage)
 
 
-def _attached(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storage: bool, seed: int | None) -> ReplayBuffer:
+def _attached(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storage: bool) -> ReplayBuffer:
     buffer: ReplayBuffer = ReplayBuffer.__new__(ReplayBuffer)
     SharedBufferBase.__init__(buffer, replay, device)
     buffer.defer_gpu = defer_gpu
     buffer.packed_cpu_storage = packed_cpu_storage
-    buffer._open(seed)
+    buffer._open(None)
     return buffer
 
 
@@ -178,6 +179,6 @@ def _replaced(given: ArrayLike, mask: NDArray[np.bool_], terminal: ArrayLike | N
             f"{label} must have shape {list(rows.shape)}, or {[int(mask.sum()), *rows.shape[1:]]} for the set rows "
             f"alone, found {list(last.shape)}"
         )
-    rows = np.array(rows, copy=True)
+    rows = np.array(rows, np.result_type(rows, last), copy=True)
     rows[mask] = last
     return rows

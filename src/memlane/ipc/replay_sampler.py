@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core import Peer, Roster, SegmentClosed
-from memlane.ipc.batch import Batch, Spares, packed_fields
+from memlane.core import MemlaneError, Peer, Roster, SegmentClosed
+from memlane.ipc.batch import Batch, Spares, alignment_of, packed_fields
 from memlane.ipc.replay import TRANSITION, Replay
 
 EXTRAS = {"key": "int64", "version": "int64", "horizon": "int32"}
@@ -84,8 +84,7 @@ class ReplaySampler:
     def batch(self, batch_size: int, memory: NDArray[np.uint8] | None = None) -> Batch:
         """Memory for a batch, to be filled by ``sample(..., out=)`` again and again; with ``memory``, in those
         bytes."""
-        if operator.index(batch_size) < 1:
-            raise ValueError(f"batch_size must be 1 or more, found {batch_size}")
+        _require_some(batch_size)
         return Batch(self.dtype, (batch_size,) if self.length == 1 else (batch_size, self.length), memory)
 
     def sample(
@@ -102,7 +101,10 @@ class ReplaySampler:
         ``NothingToSample`` if there is none. Where a limiter holds samplers back, this waits: until ``timeout``
         (``WaitTimeout``) or the death of one of ``peers`` (``PeerDied``).
         """
+        if not self._leave.alive:
+            raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); make another")
         if out is None:
+            _require_some(batch_size)
             out = self.batch(batch_size, self._spares.of(self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
@@ -115,6 +117,11 @@ class ReplaySampler:
     def close(self) -> None:
         """Give the place to the next sampler. Again is harmless."""
         self._leave()
+
+
+def _require_some(batch_size: int) -> None:
+    if operator.index(batch_size) < 1:
+        raise ValueError(f"batch_size must be 1 or more, found {batch_size}")
 
 
 def _give_back(roster: Roster, place: int) -> None:
@@ -166,9 +173,12 @@ def _batch_dtype(replay: Replay, stack: Mapping[str, int], length: int, extras: 
     fields |= {name: (np.dtype(EXTRAS[name]), ()) for name in extras}
     if clash := fields.keys() & replay.layout.fields.keys():
         raise ValueError(f"a batch has fields {sorted(clash)} of its own; name those of the rows differently")
+    if summed := [name for name in TRANSITION if stack.get(name, 1) > 1]:
+        raise ValueError(f"{summed[0]!r} is summed over the steps and cannot be stacked; use length= for sequences")
     stacked = any(many > 1 for many in stack.values())
     row = replay.row_dtype if not stacked else packed_fields([(name, *shaped(name)) for name in replay.layout.fields])
-    rest = packed_fields([(name, *spec) for name, spec in fields.items()], row.itemsize)
+    widest = max([8, *(alignment_of(field.dtype) for field in replay.layout)])
+    rest = packed_fields([(name, *spec) for name, spec in fields.items()], row.itemsize, widest)
     assert row.fields is not None
     assert rest.fields is not None
     assert row.names is not None
