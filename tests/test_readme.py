@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-PRINTS = ["1088.0\n", "", ""]
+PRINTS = ["1088.0\n", "", "", ""]
 
 
 def test_the_readme_has_the_examples_that_are_tested_here() -> None:
@@ -21,7 +21,9 @@ def test_the_readme_has_the_examples_that_are_tested_here() -> None:
 def test_an_example_in_the_readme_runs(number: int, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(examples()[number])
-    run = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
     assert (run.returncode, run.stdout, run.stderr) == (0, PRINTS[number], "")
 
 
