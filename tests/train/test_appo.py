@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from train_support import Cliff, QuietRun, Script, mean_return, moment_of, preset_runner, updates_of
 
+import memlane.native
 from memlane.core import Layout
 from memlane.ipc.collector_error import CollectorError
 from memlane.ipc.protocols import CollectorLost
@@ -623,3 +624,32 @@ def test_it_learns_to_swing_up_a_pendulum(tmp_path: Path) -> None:
     with preset_runner("Pendulum-v1", tmp_path, 0) as runner:
         runner.learn(updates_of("Pendulum-v1", runner, steps=200_000))
     assert mean_return(runner.learner.policy, "Pendulum-v1") > -500
+
+
+def test_it_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
+    """The ball has to be met a dozen steps before a brick is hit, so chance gets a quarter of a brick in a game."""
+    with preset_runner("Bricks-v0", tmp_path, 0) as runner:
+        runner.learn(updates_of("Bricks-v0", runner, steps=80_000))
+    draw = np.random.default_rng(1)
+    chance = mean_score("Bricks-v0", lambda observations: draw.integers(0, 3, len(observations)))
+    policy = runner.learner.policy
+
+    def act(observations: Any) -> Any:
+        (name,) = policy.encoder._parts
+        actions, _, _ = policy.act({name: torch.from_numpy(observations)}, None)
+        return policy.actions.for_env(actions)
+
+    assert mean_score("Bricks-v0", act) > 1.5 * chance
+
+
+def mean_score(env: str, act: Any, games: int = 400) -> float:
+    """Of one whole game in each of so many native environments."""
+    envs = memlane.native.make(env, num_envs=games, copy=True)
+    observations, _ = envs.reset(seed=5)
+    scores, playing = np.zeros(games), np.ones(games, bool)
+    while playing.any():
+        observations, rewards, terminated, truncated, _ = envs.step(act(observations))
+        scores += rewards * playing
+        playing &= ~(terminated | truncated)
+    envs.close()
+    return float(scores.mean())

@@ -37,10 +37,10 @@ APPO_PRESETS = {
         },
     ),
     "Bricks-v0": Preset(
-        64, 5_000_000, 20,
+        64, 3_000_000, 20,
         config={
-            "steps": 32, "epochs": 3, "minibatch": 512, "learning_rate": 1e-3, "schedule": "linear",
-            "entropy_coef": 0.01, "network": {"hidden": ()},
+            "steps": 32, "epochs": 4, "minibatch": 128, "gamma": 0.97, "lam": 0.9, "learning_rate": 2e-3,
+            "schedule": "linear", "entropy_coef": 0.003, "network": {"hidden": ()},
         },
     ),
     "HalfCheetah-v5": Preset(
