@@ -254,6 +254,11 @@ class ReplayHandle {
         return see(replay_.control().added.value);
     }
 
+    std::int64_t last_number() const {
+        require_open(*mapping_, label_);
+        return see(replay_.control().reserved.last);
+    }
+
     std::int64_t size() const {
         require_open(*mapping_, label_);
         return replay_.size();
@@ -313,6 +318,8 @@ class ReplayHandle {
     std::int64_t add(const Addition &addition, std::int64_t transitions, std::int64_t stored) {
         const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
         const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(addition); });
+        if (added < transitions && replay_.shape().limit.ratio > 0)
+            replay_.control().admitted.inserts.fetch_sub(transitions - added, std::memory_order_relaxed);
         if (added < transitions)
             raise("MemlaneError", "all " + std::to_string(replay_.capacity()) + " rows of the " + label_ +
                                       " are held by other writers that live; " + std::to_string(added) + " of " +
@@ -482,6 +489,7 @@ void bind_replay(nb::module_ &m) {
         .def("begin_priorities", &ReplayHandle::begin_priorities)
         .def("total_priority", &ReplayHandle::total_priority)
         .def("added", &ReplayHandle::added)
+        .def("last_number", &ReplayHandle::last_number, "Of the rows that were begun, final observations included.")
         .def("size", &ReplayHandle::size)
         .def("counters", &ReplayHandle::counters)
         .def("save_into", &ReplayHandle::save_into, "copy"_a, "How many rows had changed.")

@@ -21,9 +21,10 @@ constexpr double worth_a_thread_ns = 3'000;
 // Threads that make steps slower than one alone would (the cores have other work) are left alone for so many steps, and
 // twice as many each time that they do it again: beside a busy core a trial can cost more than all the steps in between.
 constexpr int steps_of_rest = 1'000, most_rest = 64'000;
-// They have so many steps to show what they can do, or a few if it is very bad; the first are not counted, because threads
-// have to be woken then, or even made.
-constexpr int steps_of_trial = 50, bad_after = 16, not_counted = 8;
+// They are judged by so many steps together, or by a few if it is very bad; the first are not counted, because threads have
+// to be woken then, or even made. Together, because now and then one step takes ten times as long (a core had gone to sleep):
+// by a running mean, 4096 CartPoles were left to one thread, at two thirds of the speed.
+constexpr int steps_of_trial = 256, bad_after = 16, not_counted = 8;
 constexpr double very_bad = 4;
 // Ranges end at multiples of this, so that two threads do not write to one cache line of flags.
 constexpr std::int32_t block = 64;
@@ -180,15 +181,20 @@ std::int32_t Host::step_measured() {
     const std::int32_t ended = step_shared(threads);
     if (++shared_steps_ <= not_counted)
         return ended;
-    shared_ns_ = mean(shared_ns_, static_cast<double>(now_ns() - begin_ns));
-    if ((shared_steps_ > steps_of_trial && shared_ns_ > step_ns()) ||
-        (shared_steps_ > bad_after && shared_ns_ > very_bad * step_ns())) {
-        if (shared_steps_ > most_rest) // they have been good for long
-            next_rest_ = steps_of_rest;
+    shared_ns_ += now_ns() - begin_ns;
+    const int counted = shared_steps_ - not_counted;
+    const double slowness = static_cast<double>(shared_ns_) / (counted * step_ns());
+    if (counted < (slowness > very_bad ? bad_after : steps_of_trial))
+        return ended;
+    if (slowness > 1) {
         rest_ = next_rest_;
         next_rest_ = std::min(2 * next_rest_, most_rest);
-        shared_ns_ = shared_steps_ = 0;
+        shared_steps_ = 0;
+    } else {
+        next_rest_ = std::max(next_rest_ / 2, steps_of_rest);
+        shared_steps_ = not_counted; // they are awake
     }
+    shared_ns_ = 0;
     return ended;
 }
 

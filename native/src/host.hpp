@@ -80,9 +80,9 @@ class Host {
     std::vector<std::size_t> observation_bytes_, info_bytes_; // of one row
     memlane_envs envs_;
     double env_ns_ = 0;    // a step of one of them, on one thread
-    double shared_ns_ = 0; // a step of all on several threads
-    int shared_steps_ = 0; // since the last rest
-    int rest_ = 0;         // so many steps to come are for one thread
+    std::int64_t shared_ns_ = 0; // the counted steps on several threads, since they were last judged
+    int shared_steps_ = 0;       // and their number, with those that are not counted
+    int rest_ = 0;               // so many steps to come are for one thread
     int next_rest_;
 };
 

@@ -41,8 +41,18 @@ struct Replay::Claims {
         for (std::int64_t tries = 0; tries <= replay.capacity(); ++tries) {
             const std::int64_t sequence =
                 next < end ? next++ : replay.control_->reserved.last.fetch_add(1, std::memory_order_relaxed) + 1;
+            // A number of the round before, of one who was stopped since he reserved it: newer rows lie there.
+            if (sequence <= replay.control_->reserved.last.load(std::memory_order_relaxed) - replay.capacity()) {
+                ++avoided;
+                --tries; // says nothing about who holds the slot
+                continue;
+            }
             Word &state = replay.head(replay.slot_of(sequence)).state;
             const std::int64_t word = see(state);
+            if (row_state(word) != RowState::writing && row_detail(word) > sequence) { // overtaken just now
+                ++avoided;
+                continue;
+            }
             const bool held = row_state(word) == RowState::writing;
             // PAIR claim/unchanged: stores into the row come after this exchange; a sampler that copied some of them finds
             // `writing`, or what came of it, when it looks at the state again.
@@ -148,6 +158,8 @@ std::int64_t Replay::add(const Addition &addition) {
             row.previous.store(before, std::memory_order_relaxed);
             row.version.store(addition.version, std::memory_order_relaxed);
             row.next.store(next, std::memory_order_relaxed);
+            // Cut, until the row is linked: who resumes after a death in between begins anew.
+            std::atomic_ref<std::int64_t>(*newest).store(0, std::memory_order_relaxed);
         }
         // PAIR publish/see, partner: Sampler. All of the row stands before its state says so.
         publish(row.state, row_word(RowState::complete, sequence));
@@ -158,7 +170,7 @@ std::int64_t Replay::add(const Addition &addition) {
         if (before > 0 && publish_if(head(slot_of(before)).next, -before, sequence))
             claims.drawable(before);
         if (linked)
-            *newest = ended ? 0 : sequence;
+            std::atomic_ref<std::int64_t>(*newest).store(ended ? 0 : sequence, std::memory_order_release);
     }
     claims.account(added);
     return added;
@@ -212,7 +224,7 @@ bool Replay::admit_inserts(std::int64_t count) {
         const auto after = static_cast<double>(known + count);
         const double due = after * limit.ratio - static_cast<double>(see(control_->admitted.samples));
         // Until there is enough to sample from, nobody is held: the samplers are, so there would be nobody to let go.
-        if (known >= limit.least && due > static_cast<double>(limit.least) * limit.ratio + limit.slack)
+        if (see(control_->added.value) >= limit.least && due > static_cast<double>(limit.least) * limit.ratio + limit.slack)
             return false;
         if (inserts.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
             if (known >= limit.least)
@@ -252,6 +264,7 @@ double Replay::slack_needed(std::int64_t insert, std::int64_t sample) const {
 std::int64_t Replay::save_into(Replay &copy) {
     std::int64_t changed = 0;
     const std::int64_t process = this_process();
+    const auto numbers_given_out = [&] { publish(copy.control_->reserved.last, see(control_->reserved.last)); };
     for (std::int64_t slot = 0; slot < shape_.capacity; ++slot) {
         RowHead &row = head(slot);
         RowHead &saved = copy.head(slot);
@@ -272,18 +285,20 @@ std::int64_t Replay::save_into(Replay &copy) {
                        shape_.stride_bytes - sizeof(Word));
             if (shape_.linked)
                 saved.next.store(next, std::memory_order_relaxed);
-            // Before the row, so that the file never holds a number that was not given out.
-            if (row_detail(word) > see(copy.control_->reserved.last))
-                publish(copy.control_->reserved.last, row_detail(word));
+            numbers_given_out(); // before the row, so that the file never holds a number that was not given out
             publish(saved.state, unchanged(row.state, word) ? word : row_word(RowState::empty));
             ++changed;
         } else if (shape_.linked && saved.next.load(std::memory_order_relaxed) != next && unchanged(row.state, word)) {
+            numbers_given_out();
             saved.next.store(next, std::memory_order_relaxed);
             ++changed;
         }
         if (tree_) {
             const SumTree::Leaf leaf = tree_->at(slot);
-            copy.tree_->renew(slot, leaf.generation, see(saved.state) == row_word(RowState::empty) ? 0 : leaf.priority);
+            const std::int64_t now = see(saved.state);
+            const std::uint32_t generation = generation_of(row_detail(now));
+            const bool own = row_state(now) == RowState::complete && leaf.generation == generation;
+            copy.tree_->renew(slot, generation, own ? leaf.priority : 0);
         }
     }
     if (copy.tree_)
@@ -306,7 +321,7 @@ std::int64_t Replay::save_into(Replay &copy) {
 }
 
 bool Replay::counters_plausible() const {
-    const std::int64_t last = see(control_->reserved.last), added = see(control_->added.value);
+    const std::int64_t added = see(control_->added.value), last = see(control_->reserved.last); // in this order: others add
     const float highest = control_->priority.highest.load(std::memory_order_relaxed);
     const auto within = [](const Word &word, std::int64_t most) { return see(word) >= 0 && see(word) <= most; };
     const ReplayControl &all = *control_;
@@ -319,26 +334,29 @@ bool Replay::counters_plausible() const {
 }
 
 std::int64_t Replay::first_implausible() const {
-    const std::int64_t last = see(control_->reserved.last);
     for (std::int64_t slot = 0; slot < shape_.capacity; ++slot) {
         const RowHead &row = head(slot);
-        const std::int64_t word = see(row.state);
-        const std::int64_t sequence = row_detail(word);
         if (tree_ && !(std::isfinite(tree_->priority(slot)) && tree_->priority(slot) >= 0))
             return slot;
-        if (row_state(word) == RowState::empty ? word != 0 : sequence <= 0)
-            return slot;
-        if (row_state(word) == RowState::empty || row_state(word) == RowState::writing)
-            continue;
-        if (sequence > last || slot_of(sequence) != slot)
-            return slot;
-        if (!shape_.linked)
-            continue;
-        const std::int64_t next = see(row.next);
-        const bool links = (next == -sequence || (next >= sequence && next <= last) || row_state(word) == RowState::tail) &&
-                           see(row.previous) >= 0 && see(row.previous) <= last;
-        if (!links)
-            return slot;
+        for (;;) {
+            const std::int64_t word = see(row.state);
+            const std::int64_t sequence = row_detail(word);
+            if (row_state(word) == RowState::empty ? word != 0 : sequence <= 0)
+                return slot;
+            if (row_state(word) == RowState::empty || row_state(word) == RowState::writing)
+                break;
+            std::int64_t next = sequence, previous = 0;
+            if (shape_.linked) {
+                next = see(row.next);
+                previous = see(row.previous);
+            }
+            const std::int64_t last = see(control_->reserved.last); // after what it is compared with
+            if (slot_of(sequence) == slot && sequence <= last && previous >= 0 && previous <= last &&
+                (next == -sequence || (next >= sequence && next <= last) || row_state(word) == RowState::tail))
+                break;
+            if (unchanged(row.state, word)) // else it was overwritten meanwhile
+                return slot;
+        }
     }
     return -1;
 }

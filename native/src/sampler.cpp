@@ -52,6 +52,17 @@ Sampler::Row Sampler::row(std::int64_t sequence) const {
     return {sequence, &replay_.head(slot), replay_.payload(slot)};
 }
 
+// The row that was drawn. Not there (any more): one that no copy is made of.
+Sampler::Row Sampler::drawn(std::size_t i) const {
+    const std::int64_t slot = slots_[i];
+    Row row{sequences_[i], &replay_.head(slot), replay_.payload(slot)};
+    if (row.sequence == 0) {
+        const std::int64_t word = see(row.head->state);
+        row.sequence = row_state(word) == RowState::complete ? row_detail(word) : -1;
+    }
+    return row;
+}
+
 // Whether the row is there; if so, it is one of those that must not have changed in the end.
 bool Sampler::look(const Row &row, bool tails, Chain &chain) const {
     const std::int64_t word = see(row.head->state); // PAIR publish/see, partner: Replay::add
@@ -83,14 +94,13 @@ bool Sampler::take(const Take &take, Row row, std::byte *to, Chain &chain) const
     }
 }
 
-bool Sampler::copy_plain(std::int64_t sequence, std::byte *out) const {
-    const Row row = this->row(sequence);
-    const std::int64_t word = row_word(RowState::complete, sequence);
+bool Sampler::copy_plain(const Row &row, std::byte *out) const {
+    const std::int64_t word = row_word(RowState::complete, row.sequence);
     if (see(row.head->state) != word) // PAIR publish/see, partner: Replay::add
         return false;
     const Take &take = wish_.takes.front();
     copy_bytes(out + take.to, row.payload + take.from, take.bytes);
-    store(out, wish_.key, sequence);
+    store(out, wish_.key, row.sequence);
     return unchanged(row.head->state, word);
 }
 
@@ -136,11 +146,10 @@ bool Sampler::walk(const Row &first, Row &after, std::byte *out, Chain &chain) c
     return true;
 }
 
-bool Sampler::copy(std::int64_t sequence, std::byte *out, Chain &chain) const {
+bool Sampler::copy(const Row &here, std::byte *out, Chain &chain) const {
     if (plain_)
-        return copy_plain(sequence, out);
+        return copy_plain(here, out);
     chain.clear();
-    const Row here = row(sequence);
     if (!look(here, false, chain))
         return false;
     // The row first: what the steps make of some of its fields is written over them.
@@ -155,7 +164,7 @@ bool Sampler::copy(std::int64_t sequence, std::byte *out, Chain &chain) const {
             if (one.after && !take(one, after, out + one.to, chain))
                 return false;
     }
-    store(out, wish_.key, sequence);
+    store(out, wish_.key, here.sequence);
     if (wish_.version >= 0)
         store(out, wish_.version, here.head->version.load(std::memory_order_relaxed));
     store(out, wish_.valid, true);
@@ -164,63 +173,74 @@ bool Sampler::copy(std::int64_t sequence, std::byte *out, Chain &chain) const {
 }
 
 // The row that follows in the same episode, 0 if there is none, -1 if the row itself is gone.
-std::int64_t Sampler::follower(std::int64_t sequence) const {
-    const Row here = row(sequence);
+std::int64_t Sampler::follower(const Row &here) const {
     const Transition &transition = replay_.shape().transition;
     const std::int64_t next = see(here.head->next);
     const bool ended = flag(here, transition.terminated) || flag(here, transition.truncated);
-    if (!unchanged(here.head->state, row_word(RowState::complete, sequence)))
+    if (!unchanged(here.head->state, row_word(RowState::complete, here.sequence)))
         return -1;
     return ended || next <= 0 ? 0 : next;
 }
 
-bool Sampler::copy_run(std::int64_t sequence, std::byte *out, Chain &chain) const {
-    if (wish_.length == 1)
-        return copy(sequence, out, chain);
+bool Sampler::copy_run(Row at, std::byte *out, Chain &chain) const {
+    if (at.sequence < 0)
+        return false;
     for (int i = 0; i < wish_.length; ++i, out += wish_.row_bytes) {
-        if (sequence == 0 || !copy(sequence, out, chain)) {
+        if (at.sequence == 0 || !copy(at, out, chain)) {
             if (i == 0)
                 return false;
             std::memset(out, 0, wish_.row_bytes * static_cast<std::size_t>(wish_.length - i));
             return true;
         }
-        if (i + 1 < wish_.length && (sequence = follower(sequence)) < 0)
+        if (i + 1 == wish_.length)
+            break;
+        const std::int64_t next = follower(at);
+        if (next < 0)
             return false;
+        at = next > 0 ? row(next) : Row{};
     }
     return true;
 }
 
-void Sampler::prefetch(std::int64_t sequence) const {
-    const auto *row = reinterpret_cast<const std::byte *>(&replay_.head(replay_.slot_of(sequence)));
+void Sampler::prefetch(std::int64_t slot) const {
+    const auto *row = reinterpret_cast<const std::byte *>(&replay_.head(slot));
     const std::size_t reach = std::min(replay_.shape().stride_bytes, lines_ahead * cache_line_bytes);
     for (std::size_t at = 0; at < reach; at += cache_line_bytes)
         __builtin_prefetch(row + at, 0, 2);
     __builtin_prefetch(row + reach - 1, 0, 2);
 }
 
-// Asks for the row after the one that `ahead` was at last; a guess, which nobody depends on.
-void Sampler::prefetch_follower(std::int64_t &ahead) const {
-    const std::int64_t next = replay_.head(replay_.slot_of(ahead)).next.load(std::memory_order_relaxed);
-    if (next > 0 && next != ahead)
-        prefetch(ahead = next);
+// Asks for the row after the one in `slot`, and goes there; a guess, which nobody depends on.
+void Sampler::prefetch_follower(std::int64_t &slot) const {
+    const std::int64_t next = replay_.head(slot).next.load(std::memory_order_relaxed);
+    if (next > 0)
+        prefetch(slot = replay_.slot_of(next));
 }
 
 // --------------------------------------------------------------------------------------------------------------- drawing
 
-std::int64_t Sampler::draw_alike() {
+// A slot, and whatever row is there when it is copied: a row is not hidden by one that is on its way to the same slot.
+void Sampler::draw_alike(std::size_t i) {
     const std::int64_t last = see(replay_.control().reserved.last);
-    return last <= 0 ? 0 : last - static_cast<std::int64_t>(dice_.below(static_cast<std::uint64_t>(std::min(last, replay_.capacity()))));
+    const std::int64_t first = last < replay_.capacity() ? 1 : 0; // number 1 is in slot 1, and slot 0 waits for the round's end
+    const std::int64_t used = std::clamp<std::int64_t>(last, 1, replay_.capacity());
+    slots_[i] = std::min(first + static_cast<std::int64_t>(dice_.below(static_cast<std::uint64_t>(used))), replay_.capacity() - 1);
+    sequences_[i] = 0;
 }
 
 void Sampler::draw_by_priority(std::span<const double> at, double total, std::size_t begin) {
-    std::span<std::int64_t> leaves(leaves_.data() + begin, at.size());
+    std::span<std::int64_t> leaves(slots_.data() + begin, at.size());
     replay_.tree().find(at, leaves);
     for (std::size_t i = 0; i < at.size(); ++i) {
-        sequences_[begin + i] = 0;
-        if (leaves[i] < 0 || leaves[i] >= replay_.capacity())
+        sequences_[begin + i] = -1;
+        if (leaves[i] < 0) {
+            leaves[i] = 0;
             continue;
+        }
         // Slot and generation make the number. The row itself is not looked at here: it is far away, and not asked for yet.
         const SumTree::Leaf leaf = replay_.tree().at(leaves[i]);
+        if (!(leaf.priority > 0)) // overwritten since `find` looked; the new row is not worth anything yet
+            continue;
         sequences_[begin + i] = static_cast<std::int64_t>(leaf.generation) * replay_.capacity() + leaves[i];
         shares_[begin + i] = static_cast<double>(leaf.priority) / total;
     }
@@ -229,46 +249,49 @@ void Sampler::draw_by_priority(std::span<const double> at, double total, std::si
 bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int threads) {
     const auto rows = static_cast<std::size_t>(count);
     const bool weighted = replay_.prioritised();
+    const std::size_t stages = linked_ ? std::min(static_cast<std::size_t>(wish_.steps + wish_.length - 1), most_stages) : 0;
+    slots_.resize(rows);
     sequences_.resize(rows);
     good_.resize(rows);
+    walking_.resize(stages > 0 ? rows : 0);
     double total = 0;
     if (weighted) {
         at_.resize(rows);
         shares_.resize(rows);
-        leaves_.resize(rows);
         total = replay_.tree().total();
+        if (!(total > 0)) { // or the nodes are out of date: whoever changed the leaves died before he refreshed them
+            replay_.tree().refresh_all();
+            total = replay_.tree().total();
+        }
         if (!(total > 0))
             return false;
         for (std::size_t i = 0; i < rows; ++i) // one from each of as many equal parts: less noise than from the whole
             at_[i] = (static_cast<double>(i) + dice_.unit()) / static_cast<double>(rows) * total;
         draw_by_priority(at_, total, 0);
     } else {
-        for (std::int64_t &sequence : sequences_)
-            sequence = draw_alike();
+        for (std::size_t i = 0; i < rows; ++i)
+            draw_alike(i);
     }
 
     const std::size_t run_bytes = wish_.row_bytes * static_cast<std::size_t>(wish_.length);
     const auto useful = static_cast<int>(std::min<std::size_t>(rows * run_bytes / bytes_worth_a_thread, 1024));
     run_in_parts(rows, std::min(threads, useful), [&](std::size_t begin, std::size_t end) {
         Chain chain;
-        chain.reserve(64);
-        const std::size_t stages = linked_ ? std::min(static_cast<std::size_t>(wish_.steps + wish_.length - 1), most_stages) : 0;
         const std::size_t ahead = rows_ahead + stages * rows_between;
-        std::vector<std::int64_t> walking(stages > 0 ? end - begin : 0); // where in its stream the asking for each row is
         const auto ask = [&](std::size_t i) { // for row i, and for those further back whatever is next
             if (i < end)
-                prefetch(sequences_[i]);
+                prefetch(slots_[i]);
             if (i < end && stages > 0)
-                walking[i - begin] = sequences_[i];
+                walking_[i] = slots_[i];
             for (std::size_t stage = 1; stage <= stages && i >= begin + stage * rows_between; ++stage)
                 if (const std::size_t late = i - stage * rows_between; late < end)
-                    prefetch_follower(walking[late - begin]);
+                    prefetch_follower(walking_[late]);
         };
         for (std::size_t i = begin; i < std::min(begin + ahead, end); ++i)
             ask(i);
         for (std::size_t i = begin; i < end; ++i) {
             ask(i + ahead);
-            good_[i] = sequences_[i] > 0 && copy_run(sequences_[i], out + i * run_bytes, chain);
+            good_[i] = copy_run(drawn(i), out + i * run_bytes, chain);
         }
     });
 
@@ -281,27 +304,11 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
                 const double at = dice_.unit() * total;
                 draw_by_priority({&at, 1}, total, i);
             } else {
-                sequences_[i] = draw_alike();
+                draw_alike(i);
             }
-            good_[i] = sequences_[i] > 0 && copy_run(sequences_[i], out + i * run_bytes, chain);
+            good_[i] = copy_run(drawn(i), out + i * run_bytes, chain);
         }
-        if (good_[i])
-            continue;
-        if (weighted) // the nodes may be out of date for good where a writer died, and all that is left lies below them
-            replay_.tree().refresh_all();
-        const std::int64_t last = see(replay_.control().reserved.last);
-        const std::int64_t window = std::min(last, replay_.capacity());
-        const auto first = window > 0 ? static_cast<std::int64_t>(dice_.below(static_cast<std::uint64_t>(window))) : 0;
-        for (std::int64_t step = 0; step < window && !good_[i]; ++step) {
-            sequences_[i] = last - (first + step) % window;
-            const std::int64_t slot = replay_.slot_of(sequences_[i]);
-            if (weighted && !(replay_.tree().priority(slot) > 0))
-                continue;
-            good_[i] = copy_run(sequences_[i], out + i * run_bytes, chain);
-            if (weighted)
-                shares_[i] = static_cast<double>(replay_.tree().priority(slot)) / replay_.tree().total();
-        }
-        if (!good_[i])
+        if (!good_[i] && !look_everywhere(i, out + i * run_bytes, chain))
             return false;
     }
     if (redrawn > 0)
@@ -309,6 +316,26 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
     if (weighted)
         weigh(count, out, beta);
     return true;
+}
+
+// The first row from a random place on that can be drawn: there are so few that dice do not find them.
+bool Sampler::look_everywhere(std::size_t i, std::byte *out, Chain &chain) {
+    const bool weighted = replay_.prioritised();
+    if (weighted) // the nodes may be out of date for good where a writer died, and all that is left lies below them
+        replay_.tree().refresh_all();
+    const auto capacity = static_cast<std::uint64_t>(replay_.capacity());
+    const std::uint64_t first = dice_.below(capacity);
+    for (std::uint64_t step = 0; step < capacity; ++step) {
+        slots_[i] = static_cast<std::int64_t>((first + step) % capacity);
+        sequences_[i] = 0;
+        const float priority = weighted ? replay_.tree().priority(slots_[i]) : 1;
+        if (!(priority > 0) || !copy_run(drawn(i), out, chain))
+            continue;
+        if (weighted)
+            shares_[i] = static_cast<double>(priority) / replay_.tree().total();
+        return true;
+    }
+    return false;
 }
 
 void Sampler::weigh(std::int64_t count, std::byte *out, double beta) const {

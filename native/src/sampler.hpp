@@ -69,19 +69,21 @@ class Sampler {
     };
 
     Row row(std::int64_t sequence) const;
+    Row drawn(std::size_t i) const;
     bool look(const Row &row, bool tails, Chain &chain) const;
     bool flag(const Row &row, std::size_t field) const;
     bool take(const Take &take, Row row, std::byte *to, Chain &chain) const;
     bool walk(const Row &first, Row &after, std::byte *out, Chain &chain) const;
-    bool copy_plain(std::int64_t sequence, std::byte *out) const;
-    bool copy(std::int64_t sequence, std::byte *out, Chain &chain) const;
-    bool copy_run(std::int64_t sequence, std::byte *out, Chain &chain) const;
-    std::int64_t follower(std::int64_t sequence) const;
-    void prefetch(std::int64_t sequence) const;
-    void prefetch_follower(std::int64_t &ahead) const;
+    bool copy_plain(const Row &row, std::byte *out) const;
+    bool copy(const Row &row, std::byte *out, Chain &chain) const;
+    bool copy_run(Row row, std::byte *out, Chain &chain) const;
+    std::int64_t follower(const Row &row) const;
+    void prefetch(std::int64_t slot) const;
+    void prefetch_follower(std::int64_t &slot) const;
 
-    std::int64_t draw_alike();
+    void draw_alike(std::size_t i);
     void draw_by_priority(std::span<const double> at, double total, std::size_t begin);
+    bool look_everywhere(std::size_t i, std::byte *out, Chain &chain);
     void weigh(std::int64_t count, std::byte *out, double beta) const;
 
     Replay &replay_;
@@ -90,10 +92,11 @@ class Sampler {
     bool linked_; // whether a drawn row has something of other rows
     bool plain_;  // whether it is one piece of one row, and nothing else but its key
     // Of the batch that is drawn; kept, so that a batch allocates nothing.
-    std::vector<std::int64_t> sequences_;
+    std::vector<std::int64_t> slots_;     // that were drawn
+    std::vector<std::int64_t> sequences_; // the row that is meant there; 0: whichever it is; -1: none
     std::vector<std::uint8_t> good_;
     std::vector<double> at_, shares_;
-    std::vector<std::int64_t> leaves_;
+    std::vector<std::int64_t> walking_; // where in its stream the asking for each row is
 };
 
 } // namespace memlane

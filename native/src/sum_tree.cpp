@@ -150,7 +150,9 @@ void SumTree::find(std::span<const double> at, std::span<std::int64_t> leaf) con
                         break;
                     rest[i] -= value;
                 }
-                found[i] = child < 0 ? -1 : found[i] * fan_out + child;
+                // What fills up a level is no node, whatever a damaged file says.
+                const std::int64_t there = level > 0 ? levels_[level - 1].count : count_;
+                found[i] = child < 0 || found[i] * fan_out + child >= there ? -1 : found[i] * fan_out + child;
                 if (level > 0 && found[i] >= 0) {
                     const auto *below = level > 1 ? reinterpret_cast<const std::byte *>(levels_[level - 2].nodes + found[i] * fan_out)
                                                   : reinterpret_cast<const std::byte *>(leaves_ + found[i] * fan_out);

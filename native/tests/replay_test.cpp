@@ -209,16 +209,15 @@ TEST("a writer killed at any change costs its unfinished rows, and its slots com
         Shared<ReplayMemory> memory;
         constexpr std::int64_t capacity = 12;
         Replay replay = memory->replay(capacity, prioritised);
+        std::vector<Environment> ending{{2, 3, length_of(3) - 1}};
+        const Prepared last = next_step(ending, memory->newest.data()); // of its episode, with a tail
         after_every_change(
             *memory,
             [&] {
                 memory->wipe(capacity, prioritised);
                 three_steps(replay, memory->newest.data(), 0, 3);
             },
-            [&](std::int64_t) {
-                std::vector<Environment> ending{{2, 3, length_of(3) - 1}}; // its last step, with a tail
-                step(replay, ending, memory->newest.data());
-            },
+            [&](std::int64_t) { last.add(replay); },
             [&](Stepped &writer, int) {
                 writer.kill();
                 CHECK_EQ(fault(replay), "");
@@ -243,7 +242,7 @@ TEST("a writer killed at any change costs its unfinished rows, and its slots com
 
 // A writer is held at an instruction while another goes round twice; then it goes on.
 //   the others' rows whole, all counted; the held one's row there, or already overwritten   acceptable
-//   BUG (left failing): a writer that was held between its reservation and its claim takes the slot with its old number: a
+// a writer that was held between its reservation and its claim takes the slot with its old number: a
 //   NEWER row, of a later round, is overwritten by an older one, and what is stored there now is below the window of numbers
 //   that are drawn alike, so nobody ever draws it. A batch of 1000 rows held at its begin does so with 1000 rows. Cure: in
 //   Claims::claim, a number at or below `reserved.last - capacity` (or below the one that lies in the slot) is left and
@@ -253,15 +252,10 @@ TEST("a writer held at any instruction stops nobody, and what it adds afterwards
     constexpr std::int64_t capacity = 4;
     Replay replay = memory->loose(capacity);
     const auto prepare = [&] { memory->wipe(capacity); };
-    Row one = plain(7, 1);
-    const auto field = [&](auto &of) { return Field{reinterpret_cast<std::byte *>(&of), sizeof(Row), sizeof of}; };
-    const std::array<Field, 4> fields{field(one.seen), field(one.reward), field(one.terminated), field(one.truncated)};
-    Addition addition{};
-    addition.count = 1;
-    addition.fields = fields;
+    const Prepared one({plain(7, 1)}, nullptr, {}, {}, 0);
     int overwritten = 0, instructions = 0;
     at_every_instruction(
-        prepare, [&](std::int64_t) { CHECK_EQ(replay.add(addition), 1); },
+        prepare, [&](std::int64_t) { one.add(replay); },
         [&](Stepped &writer) {
             for (std::int64_t number = 1; number <= 2 * capacity; ++number)
                 CHECK_EQ(add(replay, {plain(0, number)}), 1);
@@ -288,16 +282,15 @@ TEST("a writer held after any change of a prioritised add leaves no priority out
     Shared<ReplayMemory> memory;
     constexpr std::int64_t capacity = 20;
     Replay replay = memory->replay(capacity, true);
+    std::vector<Environment> ending{{2, 3, length_of(3) - 1}};
+    const Prepared last = next_step(ending, memory->newest.data());
     after_every_change(
         *memory,
         [&] {
             memory->wipe(capacity, true);
             three_steps(replay, memory->newest.data(), 0, 3);
         },
-        [&](std::int64_t) {
-            std::vector<Environment> ending{{2, 3, length_of(3) - 1}};
-            step(replay, ending, memory->newest.data());
-        },
+        [&](std::int64_t) { last.add(replay); },
         [&](Stepped &writer, int) {
             for (int i = 0; i < 8; ++i)
                 three_steps(replay, memory->newest.data(), 4, 6);
@@ -312,13 +305,13 @@ TEST("a writer held after any change of a prioritised add leaves no priority out
         });
 }
 
-// BUG (left failing): the first save, or one after links were added, that is killed in the middle leaves rows whose `next` is
+// the first save, or one after links were added, that is killed in the middle leaves rows whose `next` is
 // above the file's last number (only the row's own number is carried before the row), which first_implausible then calls
 // damage: the file cannot be opened. Cure: carry control_->reserved.last, read after the row's links, before each row and
 // before each link that is stored.
 TEST("a save killed at any change leaves what can be loaded") {
     Shared<ReplayMemory> memory, file;
-    constexpr std::int64_t capacity = 12;
+    constexpr std::int64_t capacity = 9;
     Replay replay = memory->replay(capacity, true), saved = file->replay(capacity, true);
     int damaged = 0;
     for (const bool again : {false, true}) { // into a new file; over what was saved before
@@ -332,7 +325,7 @@ TEST("a save killed at any change leaves what can be loaded") {
                     step(replay, two, memory->newest.data());
                 if (again)
                     replay.save_into(saved);
-                for (int i = 0; i < 3; ++i)
+                for (int i = 0; i < 2; ++i)
                     step(replay, two, memory->newest.data());
             },
             [&](std::int64_t) { replay.save_into(saved); },
@@ -356,10 +349,7 @@ TEST("a save killed at any change leaves what can be loaded") {
 
 // ---------------------------------------------------------------------------------------------------------- limiter
 
-// BUG (left failing): both wait for ever, in plain use, where `least` is not a multiple of the rows of an add: of 8 rows each,
-// with a ratio of 1, least 10, batches of 1 and a slack of 4.5 (all that slack_needed() asks for), the second add would make
-// 16 > 10 + 4.5 and waits; 8 < 10, so samplers wait as well, and hold_back does not find it. Cure: hold writers back only when
-// `added` has reached `least`.
+// Also where `least` is not a multiple of the rows of an add: until there is enough to sample from, nobody may be held back.
 TEST("a limiter lets neither side get ahead by more than the slack, and never both wait") {
     ::Dice dice(4);
     for (int round = 0; round < check::times(300); ++round) {
@@ -387,7 +377,7 @@ TEST("a limiter lets neither side get ahead by more than the slack, and never bo
             CHECK(added < least + insert || ahead <= slack);
             CHECK(sampled == 0 || (added >= least && ahead >= -slack));
         }
-        CHECK(replay.slack_needed() <= slack);
+        CHECK(replay.slack_needed(insert, sample) <= slack);
     }
 }
 
@@ -419,9 +409,10 @@ TEST("several processes at one limiter keep to it together") {
     CHECK(see(replay.control().admitted.inserts) > 100);
 }
 
-// BUG (left failing): a writer that is killed between its admission and its `added` (or whose add ends early, every slot held)
+// a writer that is killed between its admission and its `added` (or whose add ends early, every slot held)
 // stays on the account of inserts, while samplers are let in by `added`. With as little slack as slack_needed() asks for, that
-// is a deadlock: writers wait for samples, samplers wait for `added` to reach `least`, for ever. The same cure as above.
+// is a deadlock: writers wait for samples, samplers wait for `added` to reach `least`, for ever. Cure: in
+// admit_inserts, hold writers back only when `added` (not the account of inserts) has reached `least`.
 TEST("writers killed after the limiter let them in do not leave both sides waiting for ever") {
     const auto memory = std::make_unique<ReplayMemory>();
     Replay replay = memory->loose(64, false, {1, 10, 8});
@@ -434,7 +425,7 @@ TEST("writers killed after the limiter let them in do not leave both sides waiti
         sampled = replay.admit_samples(8);
         CHECK(moved || sampled);
     }
-    CHECK(replay.slack_needed() <= 8);
+    CHECK(replay.slack_needed(8, 8) <= 8);
     CHECK(sampled);
 }
 
@@ -464,11 +455,16 @@ TEST("what is saved is what was there, and a second save writes what changed onl
 // Race: saves beside writers.
 //   a row of the copy is whole, at its number, and its links lead to its neighbours   acceptable
 //   a torn row, a link elsewhere                                                      FORBIDDEN
+// Once the leaf was read after the row, so now and then the file gets a row with the
+// priority and the generation of its successor. As the generation makes the number that is drawn, such a row is never
+// found, and each draw of it is lost. Cure: read the leaf once; where its generation is not that of the saved number, 0 and
+// the number's own generation.
 TEST("a save beside busy writers holds whole rows with their own links only") {
     Shared<ReplayMemory> memory, file;
     constexpr std::int64_t capacity = 64;
     Replay replay = memory->replay(capacity, true), saved = file->replay(capacity, true);
     Shared<std::atomic<bool>> over;
+    int foreign = 0;
     std::list<Child> writers;
     for (std::int64_t writer = 0; writer < 2; ++writer)
         writers.emplace_back([&, writer] {
@@ -477,11 +473,16 @@ TEST("a save beside busy writers holds whole rows with their own links only") {
                 CHECK_EQ(step(replay, mine, memory->newest.data()), 3);
         });
     await([&] { return see(replay.control().added.value) > 2 * capacity; });
-    for (int i = 0; i < check::times(8000); ++i) {
+    for (int i = 0; i < check::times(4000); ++i) {
         replay.save_into(saved);
         CHECK_EQ(fault(saved), "");
         CHECK_EQ(saved.first_implausible(), -1);
+        for (std::int64_t slot = 0; slot < capacity; ++slot)
+            foreign += saved.tree().priority(slot) > 0 &&
+                       (row_state(see(saved.head(slot).state)) != RowState::complete ||
+                        saved.tree().generation(slot) != saved.generation_of(number_in(saved, slot)));
     }
+    CHECK_EQ(foreign, 0); // priorities of rows that the file does not have
     *over = true;
     for (Child &writer : writers)
         CHECK_EQ(writer.join(), 0);
@@ -489,9 +490,10 @@ TEST("a save beside busy writers holds whole rows with their own links only") {
     CHECK_EQ(in_state(saved, RowState::complete), in_state(replay, RowState::complete));
 }
 
-// BUG (left failing): `last` is read once, before the rows, and a row's links are read after its state without a second look at
+// `last` is read once, before the rows, and a row's links are read after its state without a second look at
 // it, so a file in which others write (Replay.open is how a second process joins a replay in a file) is called damaged now and
-// then. Cure: before a complaint, ask unchanged(row.state, word), and compare with reserved.last as it is then.
+// then. The same for counters_plausible, which reads the last number before the count of those added. Cure: before a complaint,
+// ask unchanged(row.state, word), and compare with reserved.last as it is then; read `added` before `last`.
 TEST("rows that others write meanwhile are never taken for damage") {
     Shared<ReplayMemory> memory;
     Replay replay = memory->replay(64);
@@ -504,7 +506,7 @@ TEST("rows that others write meanwhile are never taken for damage") {
     await([&] { return see(replay.control().added.value) > 200; });
     int complaints = 0;
     for (int i = 0; i < check::times(60'000); ++i)
-        complaints += replay.first_implausible() >= 0;
+        complaints += replay.first_implausible() >= 0 || !replay.counters_plausible();
     *over = true;
     CHECK_EQ(writer.join(), 0);
     CHECK_EQ(complaints, 0);
@@ -539,17 +541,26 @@ TEST("numbers that no writer leaves are found") {
     CHECK_EQ(spoilt([&] { replay.control().reserved.last = 5; }), 5);
 }
 
-// BUG (left failing): `reserved.last` itself is not looked at. Below 0, or so high that numbers overflow, the next add gets a
-// negative number, hence a negative slot, and writes in front of the rows. And `priority.highest` is what every new row gets: not
-// a number there spoils the whole tree. Cure: 0 <= last <= 2^60 and a finite highest >= 0, here or in _require_plausible.
-TEST("a last number or a highest priority that no writer leaves is found") {
+TEST("counters that no writer leaves are found") {
     const auto memory = std::make_unique<ReplayMemory>();
     Replay replay = memory->replay(10, true);
-    replay.control().reserved.last = -100; // with every slot empty
-    CHECK(replay.first_implausible() >= 0);
-    replay.control().reserved.last = std::numeric_limits<std::int64_t>::max() - 3;
-    CHECK(replay.first_implausible() >= 0);
-    memory->wipe(10, true);
-    replay.control().priority.highest = std::numeric_limits<float>::quiet_NaN();
-    CHECK(replay.first_implausible() >= 0);
+    const auto spoilt = [&](auto spoil) {
+        memory->wipe(10, true);
+        for (int i = 0; i < 6; ++i)
+            add(replay, {plain(0, i)}, memory->newest.data());
+        CHECK(replay.counters_plausible());
+        spoil();
+        return !replay.counters_plausible();
+    };
+    constexpr std::int64_t huge = std::numeric_limits<std::int64_t>::max() - 3; // the next numbers would be negative
+    CHECK(spoilt([&] { replay.control().reserved.last = -100; }));
+    CHECK(spoilt([&] { replay.control().reserved.last = huge; }));
+    CHECK(spoilt([&] { replay.control().reserved.last = 5; }));
+    CHECK(spoilt([&] { replay.control().added.value = -1; }));
+    CHECK(spoilt([&] { replay.control().admitted.inserts = huge; }));
+    CHECK(spoilt([&] { replay.control().admitted.samples = -1; }));
+    CHECK(spoilt([&] { replay.control().lost.evicted = -1; }));
+    CHECK(spoilt([&] { replay.control().priority.highest = std::numeric_limits<float>::quiet_NaN(); }));
+    CHECK(spoilt([&] { replay.control().priority.highest = std::numeric_limits<float>::infinity(); }));
+    CHECK(spoilt([&] { replay.control().priority.highest = -1; }));
 }

@@ -112,44 +112,65 @@ template <std::int64_t most> struct ReplayMemoryFor {
 
 using ReplayMemory = ReplayMemoryFor<128>;
 
-// Adds rows; of streams if `newest` is given.
+// Rows that are ready to be added, of streams if `newest` is given: `add` is all that is left to do.
+class Prepared {
+  public:
+    Prepared(std::vector<Row> rows, std::int64_t *newest, std::vector<Row> finals, std::vector<std::uint8_t> has_final,
+             std::int64_t version)
+        : rows_(std::move(rows)), finals_(std::move(finals)), has_final_(std::move(has_final)) {
+        for (const Row &row : rows_)
+            streams_.push_back(row.seen.stream);
+        addition_.count = static_cast<std::int64_t>(rows_.size());
+        addition_.fields = fields_;
+        addition_.version = version;
+        if (newest != nullptr) {
+            addition_.newest = newest;
+            addition_.streams = streams_;
+        }
+        if (!has_final_.empty()) {
+            addition_.finals = last_;
+            addition_.final_fields = which_;
+            addition_.has_final = has_final_;
+        }
+    }
+    Prepared(const Prepared &) = delete;
+
+    std::int64_t add(memlane::Replay &replay) const { return replay.add(addition_); }
+
+  private:
+    static memlane::Field field(std::vector<Row> &of, std::size_t offset, std::size_t bytes) {
+        return {reinterpret_cast<std::byte *>(of.data()) + offset, sizeof(Row), bytes};
+    }
+
+    std::vector<Row> rows_, finals_;
+    std::vector<std::uint8_t> has_final_;
+    std::vector<std::int64_t> streams_;
+    std::array<memlane::Field, 4> fields_{field(rows_, offsetof(Row, seen), 64), field(rows_, offsetof(Row, reward), 4),
+                                          field(rows_, offsetof(Row, terminated), 1), field(rows_, offsetof(Row, truncated), 1)};
+    std::array<memlane::Field, 1> last_{field(finals_, offsetof(Row, seen), 64)};
+    std::array<std::size_t, 1> which_{0};
+    memlane::Addition addition_{};
+};
+
 inline std::int64_t add(memlane::Replay &replay, std::vector<Row> rows, std::int64_t *newest = nullptr,
-                        std::vector<Row> finals = {}, std::vector<std::uint8_t> has_final = {}, std::int64_t version = 0) {
-    const auto field = [](std::vector<Row> &of, std::size_t offset, std::size_t bytes) {
-        return memlane::Field{reinterpret_cast<std::byte *>(of.data()) + offset, sizeof(Row), bytes};
-    };
-    const std::array<memlane::Field, 4> fields{field(rows, 0, 64), field(rows, 64, 4), field(rows, 68, 1), field(rows, 69, 1)};
-    const std::array<memlane::Field, 1> last{field(finals, 0, 64)};
-    const std::array<std::size_t, 1> which{0};
-    std::vector<std::int64_t> streams;
-    for (const Row &row : rows)
-        streams.push_back(row.seen.stream);
-    memlane::Addition addition{};
-    addition.count = static_cast<std::int64_t>(rows.size());
-    addition.fields = fields;
-    addition.version = version;
-    if (newest != nullptr) {
-        addition.newest = newest;
-        addition.streams = streams;
-    }
-    if (!has_final.empty()) {
-        addition.finals = last;
-        addition.final_fields = which;
-        addition.has_final = has_final;
-    }
-    return replay.add(addition);
+                        std::vector<Row> finals = {}, std::vector<std::uint8_t> has_final = {}) {
+    return Prepared(std::move(rows), newest, std::move(finals), std::move(has_final), 0).add(replay);
 }
 
 // One step of each of these environments. The version says who wrote it: the first of the streams that came with it.
 inline constexpr std::int64_t first_version = 1000;
-inline std::int64_t step(memlane::Replay &replay, std::vector<Environment> &environments, std::int64_t *newest) {
+inline Prepared next_step(std::vector<Environment> &environments, std::int64_t *newest) {
     std::vector<Row> rows, finals(environments.size());
     std::vector<std::uint8_t> has_final;
     for (std::size_t i = 0; i < environments.size(); ++i) {
         rows.push_back(environments[i].next(finals[i]));
         has_final.push_back(rows[i].ended() && end_of(rows[i].seen.episode) != End::terminated_without_final);
     }
-    return add(replay, rows, newest, finals, has_final, first_version + rows[0].seen.stream);
+    const std::int64_t version = first_version + rows[0].seen.stream;
+    return {std::move(rows), newest, std::move(finals), std::move(has_final), version};
+}
+inline std::int64_t step(memlane::Replay &replay, std::vector<Environment> &environments, std::int64_t *newest) {
+    return next_step(environments, newest).add(replay);
 }
 
 inline Row plain(std::int64_t writer, std::int64_t number) {

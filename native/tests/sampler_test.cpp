@@ -146,10 +146,10 @@ TEST("which rows are drawn does not depend on the number of threads") {
         for (const int threads : {1, 2, 3, 8}) {
             memlane::Dice dice = dice_of(9);
             Sampler sampler(replay, Drawn<4>::wish(3), dice);
-            batches.emplace_back(2000); // 1.1 MB
+            batches.emplace_back(600); // 330 KB: worth five threads
             for (int i = 0; i < 2; ++i)
-                CHECK(sampler.sample(2000, bytes_of(batches.back()), 0.7, threads));
-            CHECK(std::memcmp(batches[0].data(), batches.back().data(), sizeof(Drawn<4>) * 2000) == 0);
+                CHECK(sampler.sample(600, bytes_of(batches.back()), 0.7, threads));
+            CHECK(std::memcmp(batches[0].data(), batches.back().data(), sizeof(Drawn<4>) * 600) == 0);
         }
         CHECK(std::ranges::all_of(batches[0], [](const Drawn<4> &each) { return each.fault(3) == ""; }));
     }
@@ -194,7 +194,7 @@ TEST("the one row that can be drawn is found among a thousand that cannot") {
 
 // ---------------------------------------------------------------------------------------------------------- the dead
 
-// BUG (left failing): numbers are drawn, not slots. A writer that reserved a batch of numbers and was killed (or is stopped)
+// numbers are drawn, not slots. A writer that reserved a batch of numbers and was killed (or is stopped)
 // before it claimed their slots hides the rows that still lie there, whole, until the next round; here all of them, in a
 // replay of a million with batches of 1000 a thousand for each kill. Cure: draw a slot and take the number from its state, as
 // draw_by_priority does.
@@ -211,7 +211,7 @@ TEST("rows that nobody has overwritten yet are drawn although their slots are re
     CHECK(sampler.sample(8, bytes_of(drawn), 1, 1));
 }
 
-// BUG (left failing): "no draw depends on the nodes being right", but where they say 0, `sample` gives up before it looks. That
+// "no draw depends on the nodes being right", but where they say 0, `sample` gives up before it looks. That
 // is so when the first writer dies before its first refresh, and in a file whose first save was killed (Replay.open makes
 // nothing anew). Cure: where the total is not above 0, refresh_all once and look again.
 TEST("rows whose priorities did not reach the nodes before their writer died are drawn") {
@@ -232,7 +232,7 @@ TEST("rows whose priorities did not reach the nodes before their writer died are
 // The sampler is held at an instruction; meanwhile a writer overwrites the row, and is itself held between the row and its
 // priority (replay.cpp, add: between `publish` and `drawable`). Then the sampler goes on.
 //   the old row, or the new one, with finite weights                            acceptable
-//   BUG (left failing): a share of 0. `find` still saw the old priority, the state names the new row, whose priority is 0 as
+// a share of 0. `find` still saw the old priority, the state names the new row, whose priority is 0 as
 //   yet; 0 / 0 is not a number, and all other weights of the batch are 0. Cure: in draw_by_priority (and where every row is
 //   looked at in turn), read the priority once and take the row only if it is above 0.
 TEST("a sampler held anywhere while a row is overwritten gives whole rows and finite weights") {
@@ -263,7 +263,7 @@ TEST("a sampler held anywhere while a row is overwritten gives whole rows and fi
     int length = 0, strange = 0, torn = 0;
     for (Stepped whole(body); whole.step();)
         ++length;
-    for (int at = 0; at <= length; at += 7) {
+    for (int at = 0; at <= length; at += 17) {
         prepare();
         Stepped child(body, at);
         // As far as `publish(row.state, ...)` of an add.
@@ -283,7 +283,7 @@ TEST("a sampler held anywhere while a row is overwritten gives whole rows and fi
     CHECK_EQ(strange, 0); // weights that are not in (0, 1]
 }
 
-// BUG (left failing): whoever resumes the streams of a writer that was killed finds `newest` from before the row that was being
+// whoever resumes the streams of a writer that was killed finds `newest` from before the row that was being
 // added. Where that row ended the episode, the first row of the next one gets the old episode as `previous`, and its stacked
 // frames reach across the end; elsewhere it is linked past a row that is already there. Cure: *newest = 0 (an atomic store)
 // before the row is published and the number after it is linked: a stream whose writer died in between is then cut.
@@ -292,30 +292,27 @@ TEST("a stream that is resumed after its writer was killed at any change is neve
     constexpr std::int64_t capacity = 24, episode = 6; // ten steps, terminated with a last observation
     Replay replay = memory->replay(capacity);
     int wrong = 0;
-    for (const std::int64_t before : {4, 9}) // steps of the episode that are there already: one inside, one at the end
+    for (const std::int64_t before : {4, 9}) { // steps of the episode that are there already: one inside, one at the end
+        std::vector<Environment> one{{0, episode, before}};
+        const Prepared row = next_step(one, memory->newest.data());
         after_every_change(
             *memory,
             [&] {
                 memory->wipe(capacity);
-                std::vector<Environment> one{{0, episode, 0}};
+                std::vector<Environment> first{{0, episode, 0}};
                 for (std::int64_t i = 0; i < before; ++i)
-                    step(replay, one, memory->newest.data());
+                    step(replay, first, memory->newest.data());
             },
-            [&](std::int64_t) {
-                std::vector<Environment> one{{0, episode, before}};
-                step(replay, one, memory->newest.data());
-            },
+            [&](std::int64_t) { row.add(replay); },
             [&](Stepped &writer, int) {
                 writer.kill();
                 if (in_state(replay, RowState::complete) == before)
                     return; // the step itself is lost, which only the caller can know
-                std::vector<Environment> one{{0, episode, before}};
-                Row final;
-                one[0].next(final); // the killed one added it; the environment has gone on
-                step(replay, one, memory->newest.data());
-                fprintf(stderr, "DBG %ld newest %ld last %ld prev %ld\n", (long)before, (long)memory->newest[0], (long)see(replay.control().reserved.last), (long)see(replay.head(memory->newest[0]%24).previous));
+                std::vector<Environment> gone_on = one;
+                step(replay, gone_on, memory->newest.data());
                 wrong += fault(replay) != "";
             });
+    }
     CHECK_EQ(wrong, 0);
 }
 
@@ -329,6 +326,7 @@ namespace {
 //   rows whole, of one stream and episode, summed and stacked as they must be; all that was added is counted   acceptable
 //   torn, mixed, wrongly linked, weights that are no weights                                                   FORBIDDEN
 struct Scene {
+    static constexpr int adds = check::slowdown == 1 ? 90'000 : check::times(30'000); // of all writers together
     ReplayMemory memory;
     std::atomic<int> writing;
     std::atomic<std::int64_t> added, drawn, wrong, strange;
@@ -409,7 +407,7 @@ template <class Start> void race(Scene &scene, Replay &replay, int writers, int 
 void race_threads(int writers, bool streams, bool prioritised) {
     const auto scene = std::make_unique<Scene>();
     Replay replay = streams ? scene->memory.replay(96, prioritised) : scene->memory.loose(24, prioritised);
-    const int rounds = check::times(90'000) / writers;
+    const int rounds = Scene::adds / writers;
     std::list<std::thread> threads;
     race(*scene, replay, writers, rounds, streams, [&](auto life) { threads.emplace_back(life); });
     for (std::thread &thread : threads)
@@ -420,7 +418,7 @@ void race_threads(int writers, bool streams, bool prioritised) {
 void race_processes(int writers, bool streams, bool prioritised) {
     Shared<Scene> scene;
     Replay replay = streams ? scene->memory.replay(96, prioritised) : scene->memory.loose(24, prioritised);
-    const int rounds = check::times(90'000) / writers;
+    const int rounds = Scene::adds / writers;
     std::list<Child> children;
     race(*scene, replay, writers, rounds, streams, [&](auto life) { children.emplace_back(life); });
     for (Child &child : children)
@@ -466,7 +464,7 @@ TEST("writers killed at random instants leave whole rows, and the others go on")
             while (scene->writing > 0)
                 scene->added += step(replay, mine, scene->memory.newest.data());
         });
-        for (int kill = 0; kill < check::times(80); ++kill) {
+        for (int kill = 0; kill < check::times(36); ++kill) {
             Child victim([&] {
                 scene->memory.newest[2] = scene->memory.newest[3] = 0;
                 std::vector<Environment> mine = environments(2, 2, 100 * kill);

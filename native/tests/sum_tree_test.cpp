@@ -170,7 +170,7 @@ TEST("small priorities beside large ones are not lost however often the large on
     CHECK_EQ(find(tree, 0), small);
 }
 
-// BUG (left failing): what fills up a level is taken for nodes. In a file whose bytes were damaged there, `find` goes on from
+// what fills up a level is taken for nodes. In a file whose bytes were damaged there, `find` goes on from
 // a node that does not exist and reads far outside of the tree (here: into a page that nobody may touch). Cure: in `find`, a
 // child at or beyond the count of its level is none; or Replay.open makes the levels anew, what fills them up included.
 TEST("damaged nodes never lead outside of the tree") {
@@ -219,7 +219,7 @@ TEST("one held anywhere in a refresh leaves no sum that is out of date") {
     int length = 0;
     for (Stepped whole(body); whole.step();)
         ++length;
-    for (int at = 0; at <= length; at += 5) { // between two of its loads there are more than that
+    for (int at = 0; at <= length; at += 7) { // between two of its sums there are many more than that
         prepare();
         Stepped child(body, at);
         change(ours, 5);
@@ -262,11 +262,12 @@ namespace {
 //   the nodes are the sums of what is below                 acceptable
 //   a sum of the slower one that lacks the other's change   FORBIDDEN
 struct Duel {
+    static constexpr int rounds = check::slowdown == 1 ? 40'000 : check::times(16'000);
     static constexpr std::int64_t count = 300;
     Memory memory;
     Meeting<2> before, after, checked;
 
-    void fight(SumTree tree, int party, int rounds) {
+    void fight(SumTree tree, int party) {
         Dice dice(static_cast<std::uint64_t>(party));
         for (int round = 0; round < rounds; ++round) {
             before.meet();
@@ -287,8 +288,8 @@ struct Duel {
 TEST("two threads that refresh the same nodes at once leave the sums of both") {
     const auto duel = std::make_unique<Duel>();
     SumTree tree = duel->memory.tree(Duel::count);
-    std::thread other([&] { duel->fight(tree, 1, check::times(40'000)); });
-    duel->fight(tree, 0, check::times(40'000));
+    std::thread other([&] { duel->fight(tree, 1); });
+    duel->fight(tree, 0);
     other.join();
     expect_consistent(tree);
 }
@@ -296,8 +297,8 @@ TEST("two threads that refresh the same nodes at once leave the sums of both") {
 TEST("two processes that refresh the same nodes at once leave the sums of both") {
     Shared<Duel> duel;
     SumTree tree = duel->memory.tree(Duel::count);
-    Child other([&] { duel->fight(tree, 1, check::times(40'000)); });
-    duel->fight(tree, 0, check::times(40'000));
+    Child other([&] { duel->fight(tree, 1); });
+    duel->fight(tree, 0);
     CHECK_EQ(other.join(), 0);
     expect_consistent(tree);
 }
@@ -313,7 +314,7 @@ TEST("several processes that change, refresh and look leave a consistent tree") 
     for (std::uint64_t party = 0; party < 4; ++party)
         children.emplace_back([&, party] {
             Dice dice(party);
-            for (int round = 0; round < check::times(3000); ++round) {
+            for (int round = 0; round < (check::slowdown == 1 ? 5000 : check::times(1000)); ++round) {
                 std::vector<std::int64_t> changed;
                 for (std::int64_t changes = dice.between(1, 40); changes > 0; --changes) {
                     changed.push_back(dice.between(0, most - 1));

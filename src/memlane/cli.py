@@ -98,7 +98,7 @@ def envs() -> None:
 
 def train(
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")],
-    algo: Literal["appo"] = "appo",
+    algo: Literal["appo", "sac", "dqn"] = "appo",
     collectors: int = 1,
     num_envs: int | None = None,
     backend: Literal["native", "gymnasium", "mujoco"] | None = None,
@@ -116,7 +116,7 @@ def train(
 
     Args:
         env: An id of Gymnasium, a native environment (see `memlane envs`), or a library from `memlane build`.
-        algo: The algorithm.
+        algo: appo; sac for continuous actions and dqn for discrete ones learn from a replay.
         collectors: How many processes collect.
         num_envs: Environments of each collector; otherwise the preset's.
         backend: What steps the environments; otherwise the fastest that has them.
@@ -134,7 +134,7 @@ def train(
     from memlane.train.settings import settings_of
     from memlane.train.trainer import Options
 
-    config = settings_of([one for some in settings for one in some])
+    config = settings_of([one for some in settings for one in some], algo)
     options = Options(
         env, algo, collectors, num_envs, backend, seed, max_steps, max_seconds, target, folder, max_lag, deterministic,
         config=config,

@@ -128,7 +128,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_loose_rows_are_drawn_whole_while_writers_go_round_and_round(
     scene: Scene, dose: int, writers: int, alpha: float | None
 ) -> None:
-    """BUG (left failing by priority): some weights are NaN and the rest of their batch 0; see sampler_test.cpp, "a
+    """Once some weights were NaN and the rest of their batch 0; see sampler_test.cpp, "a
     sampler held anywhere while a row is overwritten gives whole rows and finite weights"."""
     each = 24_000 * dose // writers
     with Replay(LOOSE, capacity=64, alpha=alpha) as replay:
@@ -280,9 +280,8 @@ def test_a_writer_killed_while_the_limiter_holds_it_back_does_not_hold_back_othe
 
 
 def test_a_limiter_with_the_error_buffer_that_it_asks_for_never_holds_back_both_sides() -> None:
-    """BUG (left failing): see replay_test.cpp, "a limiter lets neither side get ahead by more than the slack, and never
-    both wait". Eight rows at a time do not meet min_size=10: the second add waits for samples, samples wait for ten
-    rows."""
+    """Eight rows at a time do not meet min_size=10. Until there is enough to sample from, nobody may be held back: the
+    second add would wait for samples, and samples for ten rows."""
     with Replay(LOOSE, capacity=200, limiter=Limiter(ratio=1.0, min_size=10, error_buffer=4.5)) as replay:
         assert replay.add(loose_rows(0, 0, 8), timeout=0.2) == 8
         assert replay.add(loose_rows(0, 8, 8), timeout=0.2) == 8
@@ -293,10 +292,8 @@ def test_a_limiter_with_the_error_buffer_that_it_asks_for_never_holds_back_both_
 
 
 def test_an_error_too_large_for_a_priority_is_refused_or_limited() -> None:
-    """BUG (left failing): a finite error whose power does not fit into a float becomes an infinite priority: from then
-    on the total is infinite, one row is drawn for all, weights are NaN, and every new row gets infinity as well. The
-    same happens to the sum of sixteen that fit. Cure: limit priorities so that capacity x highest is finite, or refuse
-    them."""
+    """A finite error whose power does not fit into a float would be an infinite priority: one row is drawn for all, and
+    every new row gets infinity as well. So would be the sum of sixteen that just fit."""
     with Replay(LOOSE, capacity=64, alpha=1.0) as replay:
         replay.add(loose_rows(0, 0, 32))
         sampler = replay.sampler(seed=1)
@@ -340,7 +337,7 @@ def test_what_is_saved_while_others_write_can_be_loaded_whole(scene: Scene, dose
 def test_a_save_that_is_killed_leaves_a_file_that_can_be_loaded(
     scene: Scene, dose: int, tmp_path: Path, fresh: bool
 ) -> None:
-    """BUG (left failing): a row whose link leads to one that was not saved yet looks like damage; see replay_test.cpp,
+    """ a row whose link leads to one that was not saved yet looks like damage; see replay_test.cpp,
     "a save killed at any change leaves what can be loaded"."""
     chance, file = random.Random(dose), tmp_path / "replay"
     with Replay(LINKED, capacity=8_000, streams=4, observations=["obs"], alpha=0.6) as replay:
@@ -373,7 +370,7 @@ def test_a_save_that_is_killed_leaves_a_file_that_can_be_loaded(
 def test_a_save_killed_right_after_it_made_the_file_leaves_none_or_one_that_can_be_loaded(
     template: Template, tmp_path: Path
 ) -> None:
-    """BUG (left failing): the file gets its name before the settings and the description of the rows stand in it. One
+    """ the file gets its name before the settings and the description of the rows stand in it. One
     killed in between leaves a file that is no replay, and every later save to that name fails on it. Cure: make it
     under another name beside it, and rename it when it is complete."""
     file = tmp_path / "replay"
@@ -388,7 +385,7 @@ def test_a_save_killed_right_after_it_made_the_file_leaves_none_or_one_that_can_
 
 
 def test_a_replay_in_a_file_that_is_saved_to_that_file_leaves_writers_their_slots(tmp_path: Path) -> None:
-    """BUG (left failing): the copy is the replay itself, so every slot that a writer holds just now is made empty under
+    """ the copy is the replay itself, so every slot that a writer holds just now is made empty under
     his hands; the next writer claims it too, and both write into one row. Cure: where both are one file, only fsync."""
     file = tmp_path / "replay"
     with Replay(LOOSE, capacity=64, file=file) as replay:
@@ -400,7 +397,7 @@ def test_a_replay_in_a_file_that_is_saved_to_that_file_leaves_writers_their_slot
 
 
 def test_streams_of_a_save_end_at_rows_that_the_file_knows(tmp_path: Path) -> None:
-    """BUG (left failing): the ends of the streams are read after the rows, when writers are further. Who loads the file
+    """ the ends of the streams are read after the rows, when writers are further. Who loads the file
     and resumes links its first row to a number that the copy has not given out yet: a file saved from it then is
     "damaged", and when the number is given out, to any stream, frames are stacked across both. Cure: read the ends
     before the rows, store them after; and refuse ends above the last number when a file is opened."""

@@ -84,8 +84,10 @@ class Segment:
         *,
         name: str | None = None,
         file: str | os.PathLike[str] | None = None,
+        contents: Mapping[str, bytes] | None = None,
     ) -> Segment:
-        """Reserve memory for ``layout``, zeroed: anonymous, or under ``name``, or in a new ``file``.
+        """Reserve memory for ``layout``, zeroed: anonymous, or under ``name``, or in a new ``file``. The ``contents``
+        of some fields are there before the name is: nobody finds it without.
 
         ``BudgetError`` if it is not there, ``SegmentExists`` if the name or the file is taken.
         """
@@ -98,12 +100,12 @@ class Segment:
             names.reclaim(path.parent)
             names.free(path)
             rooms = [memory.directory_room(path.parent), memory.machine_room(), memory.group_room()]
-            return cls(_make_file(header, path, rooms), header, "named", path, writeable=True, owned=True)
+            return cls(_make_file(header, path, rooms, contents), header, "named", path, writeable=True, owned=True)
         if file is not None:
             path = Path(file).absolute()
             rooms = [memory.directory_room(path.parent)]
-            return cls(_make_file(header, path, rooms), header, "file", path, writeable=True, owned=True)
-        return cls(_make_anonymous(header), header, "anonymous", None, writeable=True, owned=True)
+            return cls(_make_file(header, path, rooms, contents), header, "file", path, writeable=True, owned=True)
+        return cls(_make_anonymous(header, contents), header, "anonymous", None, writeable=True, owned=True)
 
     @classmethod
     def attach(
@@ -219,6 +221,10 @@ class Segment:
         """The segment as error messages call it."""
         return f"{self.kind} segment" + (f" {self.path}" if self.path else "")
 
+    def is_same_memory(self, other: Segment) -> bool:
+        """Whether both are views of one and the same memory."""
+        return self._identity == other._identity
+
     @property
     def owner(self) -> Peer:
         """The process that made it."""
@@ -303,12 +309,13 @@ def _fetch(parcel: tuple[int, int, int, int, int], writeable: bool) -> int:
     return mine
 
 
-def _make_anonymous(header: Header) -> int:
+def _make_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int:
     memory.require(header.total_bytes, "an anonymous segment", [memory.machine_room(), memory.group_room()])
     fd = os.memfd_create("memlane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
         _reserve(fd, header, "an anonymous segment", memory.machine_room)
+        _fill(fd, header, contents)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
@@ -316,13 +323,16 @@ def _make_anonymous(header: Header) -> int:
     return fd
 
 
-def _make_file(header: Header, path: Path, rooms: list[memory.Room | None]) -> int:
+def _make_file(
+    header: Header, path: Path, rooms: list[memory.Room | None], contents: Mapping[str, bytes] | None
+) -> int:
     """A file with the header in it and all memory reserved; it gets its name when nothing is left to go wrong."""
     what = f"the segment {path}"
     fd, hidden = names.open_nameless(path.parent)
     try:
         memory.require(header.total_bytes, what, rooms)
         _reserve(fd, header, what, lambda: memory.directory_room(path.parent))
+        _fill(fd, header, contents)
         names.give_name(fd, hidden, path)
     except BaseException:
         os.close(fd)
@@ -331,6 +341,14 @@ def _make_file(header: Header, path: Path, rooms: list[memory.Room | None]) -> i
         if hidden is not None:
             os.unlink(hidden)
     return fd
+
+
+def _fill(fd: int, header: Header, contents: Mapping[str, bytes] | None) -> None:
+    for name, content in (contents or {}).items():
+        field = header.layout[name]
+        if len(content) != field.nbytes:
+            raise SegmentError(f"field {name!r} has {field.nbytes} bytes, found contents of {len(content)}")
+        os.pwrite(fd, content, header.header_bytes + field.offset)
 
 
 def _reserve(fd: int, header: Header, what: str, room: Any) -> None:

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Self
 
+import numpy as np
+
 from memlane.core import Layout, LayoutError, Segment, SegmentError
 from memlane.core.layout import FieldSpec
 
@@ -34,10 +36,9 @@ class Lane(ABC):
         settings: list[int],
         file: str | os.PathLike[str] | None = None,
     ) -> None:
-        segment = Segment.create(segment_layout, name=name, file=file)
+        contents = {"settings": np.array(settings, np.int64).tobytes(), "description": layout.to_bytes()}
+        segment = Segment.create(segment_layout, name=name, file=file, contents=contents)
         try:
-            segment["settings"][:] = settings
-            segment["description"][:] = memoryview(layout.to_bytes())
             self._open(segment, layout)
         except BaseException:
             segment.close()

@@ -285,7 +285,8 @@ class Replay(Lane):
             copy = type(self).__new__(type(self))
             copy._create(self.layout, self.segment.layout, None, settings, path)
         with copy:
-            changed = self._copy_into(copy)
+            # A replay in a file that is saved there is there already.
+            changed = 0 if copy.segment.is_same_memory(self.segment) else self._copy_into(copy)
             descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
@@ -311,8 +312,10 @@ class Replay(Lane):
         return replay
 
     def _copy_into(self, copy: Replay) -> int:
+        # Read before the rows: a stream that goes on meanwhile must not end at a row that is not in the copy.
+        ends = self.segment["streams"].copy()
         changed = self.native.save_into(copy.native)
-        copy.segment["streams"][:] = self.segment["streams"]
+        copy.segment["streams"][:] = ends
         copy.segment["dice"][:] = self.segment["dice"]
         return changed
 
@@ -322,8 +325,8 @@ class Replay(Lane):
             complaint = f"no writer leaves such counters: {self.counters()}"
         elif (slot := self.native.first_implausible()) >= 0:
             complaint = f"row {slot} holds numbers that no writer leaves"
-        elif (self.segment["streams"] < 0).any():
-            complaint = "a stream ends at a row below 0"
+        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_number()).any():
+            complaint = "a stream ends at a row that was never added"
         if complaint:
             label = self.segment.label
             self.close()

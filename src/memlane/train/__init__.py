@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memlane.train.appo import APPO, APPOConfig
+    from memlane.train.dqn import DQN, DQNConfig
     from memlane.train.networks import ActorCritic, NetworkConfig
     from memlane.train.run import Metrics, Run
+    from memlane.train.sac import SAC, SACConfig
 
-__all__ = ["APPO", "APPOConfig", "ActorCritic", "Metrics", "NetworkConfig", "Run"]
+__all__ = [
+    "APPO", "DQN", "SAC", "APPOConfig", "ActorCritic", "DQNConfig", "Metrics", "NetworkConfig", "Run", "SACConfig",
+]  # fmt: skip
 
 _HOMES = {
-    "APPO": "appo", "APPOConfig": "appo", "ActorCritic": "networks", "NetworkConfig": "networks", "Metrics": "run",
-    "Run": "run",
+    "APPO": "appo", "APPOConfig": "appo", "ActorCritic": "networks", "DQN": "dqn", "DQNConfig": "dqn",
+    "NetworkConfig": "networks", "Metrics": "run", "Run": "run", "SAC": "sac", "SACConfig": "sac",
 }  # fmt: skip
 
 

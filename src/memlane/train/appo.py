@@ -8,13 +8,11 @@ collected (Schulman and others, 2017; Espeholt and others, 2018; Petrenko and ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
@@ -22,14 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.ipc.async_runner import AsyncRunner
 from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, TakenSlot, WeightSubscriber
 from memlane.ipc.tensors import layout_of
-from memlane.train.environments import Make, make_envs
-from memlane.train.interrupts import uninterrupted
 from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
 from memlane.train.returns import gae, v_trace
-from memlane.train.run import Metrics, Run
+from memlane.train.run import Metrics
+from memlane.train.runner import Algorithm, episodes_of
 
 
 @dataclass(frozen=True)
@@ -299,6 +295,19 @@ class Learner:
         averages = {name: sum(means) / max(len(means), 1) for name, means in told.items()}
         return {**averages, "learning_rate": self.learning_rate, "explained_variance": explained}
 
+    def checkpoint(self) -> dict[str, Any]:
+        """All that was learned, as it is now."""
+        return {
+            "policy": deepcopy(self.policy.state_dict()),
+            "optimizer": deepcopy(self.optimizer.state_dict()),
+            "learning_rate": self.learning_rate,
+        }
+
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        self.policy.load_state_dict(checkpoint["policy"])
+        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        self.learning_rate = checkpoint["learning_rate"]
+
     @torch.no_grad()
     def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor, Tensor]:
         """Advantages, value targets and values, in the eyes of the current policy."""
@@ -380,169 +389,33 @@ def _explained(targets: Tensor, values: Tensor) -> float:
 # -------------------------------------------------------------------------------------------------------- the run
 
 
-class APPO(AsyncRunner):
-    """Asynchronous PPO over ``AsyncRunner``. ``rl_cfg`` has what the runner knows, and the fields of ``APPOConfig``;
-    ``network`` may be a dict. ``seed`` is 0 unless it says otherwise."""
+class APPO(Algorithm):
+    """Asynchronous PPO over ``AsyncRunner``."""
 
-    def __init__(
-        self,
-        env_name: str | Callable[[], gymnasium.Env[Any, Any]],
-        env_cfg_overrides: Mapping[str, Any] | None = None,
-        rl_cfg: Mapping[str, Any] | None = None,
-        *,
-        device: str | None = None,
-        collector_device: str | None = None,
-        sim_backend: str = "mujoco",
-        num_envs: int = 4096,
-    ) -> None:
-        super().__init__(
-            env_name, env_cfg_overrides, rl_cfg, device=device, collector_device=collector_device,
-            sim_backend=sim_backend, num_envs=num_envs,
-        )  # fmt: skip
-        known = {one.name for one in fields(APPOConfig)}
-        unknown = set(self.rl_cfg) - known - _RUNNER_KEYS
-        if unknown:
-            raise TypeError(
-                f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | _RUNNER_KEYS)}"
-            )
-        if self.deterministic and self.rl_cfg.get("in_process") and self.num_collectors > 1:
-            raise ValueError("in_process with several collectors is not deterministic: they share torch's random words")
-        self.config = config_of({name: value for name, value in self.rl_cfg.items() if name in known})
-        self.seed = int(self.rl_cfg.get("seed", 0))
-        self.iteration = 0
-        self.env_steps = 0
-        self.run: Run | None = None
-        self.should_stop: Callable[[Metrics], str | None] = lambda metrics: None  # noqa: ARG005
-        """Looked at after every update; a text is the reason to stop."""
-        self.progress: Callable[[Metrics], float] | None = None
-        """The share of the training that is over, for schedules; None: updates made of those asked for."""
-        self.stopped_because = ""
-        # One unless asked for more: on a small network several threads wait for each other most of the time, and the
-        # collectors need the cores (CartPole on two cores: 44 ms a gradient step with two threads, 1 ms with one).
-        torch.set_num_threads(int(self.rl_cfg.get("torch_threads", 1)))
-        torch.manual_seed(self.seed)
-        make = self.make_env
-        probe = make(-1)
-        try:
-            self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
-            if probe.num_envs != 1:
-                raise ValueError(f"{env_name} has {probe.num_envs} agents; APPO trains environments with one")
-        finally:
-            probe.close()
-        self.learner = Learner(self.observation_space, self.action_space, self.config, self.device)
+    Config = APPOConfig
 
-    @property
-    def make_env(self) -> Make:
-        name, backend, settings = self.env_name, self.sim_backend, dict(self.env_cfg_overrides)
-        workers = int(self.rl_cfg.get("env_workers", 0))
-        num_envs = self.num_envs
+    @staticmethod
+    def make_policy(observations: Space[Any], actions: Space[Any], config: APPOConfig) -> ActorCritic:
+        return ActorCritic(observations, actions, config.network)
 
-        def make(worker: int) -> Any:
-            # One is enough to look at the spaces.
-            many = 1 if worker < 0 else num_envs
-            return make_envs(
-                name,
-                many,
-                backend,
-                env_workers=0 if worker < 0 else workers,
-                settings=settings,
-            )
+    def make_learner(self, observations: Space[Any], actions: Space[Any]) -> Learner:
+        return Learner(observations, actions, self.config, self.device)
 
-        return make
-
-    def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
-        """Until ``max_iterations`` updates have been made since the very start, or ``should_stop`` says so."""
-        made = self.run is None
-        run = self.run = self.run or Run(log_dir)
-        each = self.rollouts_per_update // self.num_collectors
-        collect = Collector(
-            self.config, self.seed, self.iteration * each, fresh_every=save_interval * each if self.deterministic else 0
-        )
+    def begin(self, first_rollout: int, fresh_every: int) -> None:
         first = self.learner.tensors()
+        collect = Collector(self.config, self.seed, first_rollout, fresh_every)
         slot = slot_fields(
             self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
         )
-        with uninterrupted() as interrupted:
-            try:
-                self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
-                while self.iteration < max_iterations and not self.stopped_because:
-                    metrics = self._iterate(max_iterations)
-                    run.record(metrics)
-                    whole = self.iteration % save_interval == 0
-                    if whole:
-                        run.save(self.checkpoint())
-                    # In deterministic mode only where a resumed run goes on exactly as this one would.
-                    if whole or not self.deterministic:
-                        self.stopped_because = self.should_stop(metrics) or ""
-                    if interrupted():
-                        self.stopped_because = "Ctrl-C"
-                if self.iteration % save_interval and not self.deterministic:
-                    run.save(self.checkpoint())
-            finally:
-                self.close()
-                if made:
-                    run.close()
+        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
 
-    def _iterate(self, max_iterations: int) -> Metrics:
+    def iterate(self, share: float, whole: bool) -> Metrics:  # noqa: ARG002
         begin = time.perf_counter_ns()
         with self.rollouts() as slots:
             waited = time.perf_counter_ns() - begin
             lags = [self.lag_of(slot) for slot in slots]
             batch = batch_of(slots, self.device)
-            lengths = np.concatenate([slot["episode_lengths"].ravel() for slot in slots])
-            returns = np.concatenate([slot["episode_returns"].ravel() for slot in slots])
-        done = ~np.isnan(returns)
+            episodes = episodes_of(slots)
         self.env_steps += int(batch.valid.sum())
-        assert self.run is not None
-        share = self.iteration / max_iterations if self.progress is None else self.progress(self.run.latest)
         told = self.learner.update(batch, max(lags), share)
-        version = self.publish(self.learner.tensors())
-        self.iteration += 1
-        counters = self.counters()
-        return Metrics(
-            iteration=self.iteration,
-            env_steps=self.env_steps,
-            returns=returns[done].tolist(),
-            lengths=lengths[done].tolist(),
-            lags=lags,
-            version=version,
-            wait_ns=waited,
-            learn_ns=time.perf_counter_ns() - begin - waited,
-            counters=counters,
-            ring_slots=self.rollouts_per_update * (self.max_lag + 1),
-            learning=told,
-            events=[self.events.pop(0) for _ in range(len(self.events))],
-        )
-
-    # --------------------------------------------------------------------------------------------------- checkpoints
-
-    def checkpoint(self) -> dict[str, Any]:
-        """All that is needed to go on, as it is now."""
-        return {
-            "policy": deepcopy(self.learner.policy.state_dict()),
-            "optimizer": deepcopy(self.learner.optimizer.state_dict()),
-            "learning_rate": self.learner.learning_rate,
-            "iteration": self.iteration,
-            "env_steps": self.env_steps,
-            "random": torch.get_rng_state(),
-        }
-
-    def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        self.learner.policy.load_state_dict(checkpoint["policy"])
-        self.learner.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.learner.learning_rate = checkpoint["learning_rate"]
-        self.iteration, self.env_steps = checkpoint["iteration"], checkpoint["env_steps"]
-        torch.set_rng_state(checkpoint["random"])
-
-
-_RUNNER_KEYS = {
-    "collectors", "rollouts_per_update", "max_lag", "deterministic", "in_process", "max_restarts", "restart_window",
-    "min_collectors", "env_workers", "seed", "torch_threads",
-}  # fmt: skip
-
-
-def config_of(given: Mapping[str, Any]) -> APPOConfig:
-    network = given.get("network", NetworkConfig())
-    if isinstance(network, Mapping):
-        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
-    return replace(APPOConfig(**{name: value for name, value in given.items() if name != "network"}), network=network)
+        return self.metrics(episodes, lags, told, begin, waited)

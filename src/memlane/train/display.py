@@ -137,7 +137,7 @@ class Lines:
         self._print(
             f"{metrics.seconds:8.1f} s  {metrics.env_steps:>11,} steps  {mean.steps_per_second:>9,.0f}/s  "
             f"return {_number(metrics.mean_return):>7}  lag {row['lag_mean']:.1f}  ring {row['ring_fill']:4.0%}  "
-            f"learner {mean.learner_busy:4.0%}  collectors {mean.collectors_busy:4.0%}  kl {row.get('kl', 0):.4f}"
+            f"learner {mean.learner_busy:4.0%}  collectors {mean.collectors_busy:4.0%}  {_update(mean.learning)}"
         )
 
     def _print(self, text: str) -> None:
@@ -231,8 +231,7 @@ class Picture:
         )
         learned = metrics.learning
         out.append(f"{'update':>11} ", "dim")
-        shown = {"learning_rate": "learning rate", "kl": "kl", "entropy": "entropy", "explained_variance": "foreseen"}
-        out.append(" · ".join(f"{name} {_number(learned[key])}" for key, name in shown.items() if key in learned))
+        out.append(" · ".join(f"{name} {_number(learned[key])}" for key, name in _SHOWN.items() if key in learned))
         out.append("\n\n").append(bottleneck(mean), "italic")
         for event in self._events:
             out.append("\n").append(event, "red" if " lost, " in event else "dim")
@@ -372,6 +371,21 @@ def _event(event: Event) -> str:
         return f"lost, {'another takes its place' if event.replaced else 'it stays away'}: {event.cause}"
     again = f", number {event.incarnation + 1} in its place" if event.incarnation else ""
     return f"collector {event.worker} joined (pid {event.pid}{again})"
+
+
+_SHOWN = {
+    "learning_rate": "learning rate", "kl": "kl", "entropy": "entropy", "explained_variance": "foreseen",
+    "samples_per_insert": "samples per insert", "sample_age": "age of samples", "replay_size": "in replay",
+    "temperature": "temperature", "epsilon": "epsilon",
+}  # fmt: skip
+"""Of what an update tells, what a person looks for."""
+
+
+def _update(learned: dict[str, float]) -> str:
+    """The one number that tells whether updates are as they should be."""
+    if "samples_per_insert" in learned:
+        return f"samples/insert {learned['samples_per_insert']:.1f}  age {learned.get('sample_age', 0):.0f}"
+    return f"kl {learned.get('kl', 0):.4f}"
 
 
 def _number(value: float) -> str:

@@ -60,7 +60,36 @@ APPO_PRESETS = {
 }  # fmt: skip
 
 
-def preset_for(env: Any) -> Preset:
+SAC_PRESETS = {
+    "Pendulum-v1": Preset(
+        4, 50_000, -200,
+        config={
+            "steps": 4, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 1e-3, "samples_per_insert": 256.0,
+            "network": {"hidden": (64, 64)},
+        },
+    ),
+}  # fmt: skip
+
+DQN_PRESETS = {
+    "CartPole-v1": Preset(
+        4, 100_000, 475,
+        config={
+            "steps": 8, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 1e-3, "batch": 64,
+            "samples_per_insert": 32.0, "gamma": 0.99, "tau": 0.01, "n_step": 3, "exploration": 0.1,
+            "last_epsilon": 0.02, "network": {"hidden": (128, 128)},
+        },
+    ),
+}  # fmt: skip
+
+_PRESETS = {"appo": APPO_PRESETS, "sac": SAC_PRESETS, "dqn": DQN_PRESETS}
+_PLAIN = {
+    "appo": Preset(),
+    "sac": Preset(8, config={"network": {"hidden": (256, 256)}}),
+    "dqn": Preset(8, config={"samples_per_insert": 8.0, "batch": 64}),
+}
+
+
+def preset_for(env: Any, algo: str = "appo") -> Preset:
     """The preset of an environment, by its name with or without ``memlane/``; a plain one for those without."""
     name = env.removeprefix("memlane/") if isinstance(env, str) else ""
-    return APPO_PRESETS.get(name, Preset())
+    return _PRESETS[algo].get(name, _PLAIN[algo])

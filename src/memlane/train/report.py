@@ -247,13 +247,28 @@ def _plots(config: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
             stacked=True,
         ),
         _plot("Ring fill, share of slots unread", "steps", steps, [line("fill", "ring_fill")], floor=0, ceiling=1),
-        _plot("KL divergence of an update", "steps", steps, [line("KL", "kl")], floor=0),
-        _plot("Policy loss", "steps", steps, [line("policy loss", "policy_loss")]),
-        _plot("Value loss", "steps", steps, [line("value loss", "value_loss")], floor=0),
-        _plot("Entropy", "steps", steps, [line("entropy", "entropy")]),
-        _plot("Learning rate", "steps", steps, [line("learning rate", "learning_rate")], floor=0),
     ]  # fmt: skip
+    made += [_plot(title, "steps", steps, [line(name, column)], floor=floor)
+             for title, name, column, floor in _OF_UPDATES if column in columns]  # fmt: skip
     return f'<section class="plots">{"".join(made)}</section>'
+
+
+# Each algorithm tells some of these.
+_OF_UPDATES: list[tuple[str, str, str, float | None]] = [
+    ("Samples per insert", "samples per insert", "samples_per_insert", 0),
+    ("Age of samples, versions", "age", "sample_age", 0),
+    ("KL divergence of an update", "KL", "kl", 0),
+    ("Policy loss", "policy loss", "policy_loss", None),
+    ("Value loss", "value loss", "value_loss", 0),
+    ("Critic loss", "critic loss", "critic_loss", 0),
+    ("Actor loss", "actor loss", "actor_loss", None),
+    ("Loss", "loss", "loss", 0),
+    ("Value of what is drawn", "value", "value", None),
+    ("Temperature", "temperature", "temperature", 0),
+    ("Epsilon", "epsilon", "epsilon", 0),
+    ("Entropy", "entropy", "entropy", None),
+    ("Learning rate", "learning rate", "learning_rate", 0),
+]
 
 
 def _plot(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from memlane.train.appo import APPOConfig
+from memlane.train.algorithms import algorithm_for
 from memlane.train.networks import NetworkConfig
 from memlane.train.trainer import OptionError
 
@@ -19,9 +19,10 @@ _RUNNER: dict[str, type] = {
 _FLAGS = ("collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds")
 
 
-def settings_of(texts: Iterable[str]) -> dict[str, Any]:
+def settings_of(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
     """By name, each checked against what the algorithm expects."""
-    known = {**get_type_hints(APPOConfig), **_RUNNER}
+    config = algorithm_for(algo).Config
+    known = {**get_type_hints(config), **_RUNNER}
     del known["network"]
     inside = get_type_hints(NetworkConfig)
     found: dict[str, Any] = {}
@@ -37,7 +38,7 @@ def settings_of(texts: Iterable[str]) -> dict[str, Any]:
         elif name in known:
             found[name] = _value(name, value, known[name])
         else:
-            names = [*(one.name for one in fields(APPOConfig) if one.name != "network"), *_RUNNER]
+            names = [*(one.name for one in fields(config) if one.name != "network"), *_RUNNER]
             names += [f"network.{one}" for one in inside]
             raise OptionError(f"there is no setting {name!r}; there are {', '.join(sorted(names))}")
     return found

@@ -7,7 +7,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from memlane.core import MemlaneError
-from memlane.train.appo import APPO, APPOConfig, config_of
+from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import backend_for, make_envs
-from memlane.train.networks import ActorCritic, arrays_of
+from memlane.train.networks import arrays_of
 from memlane.train.presets import preset_for
 from memlane.train.report import write_report
 from memlane.train.run import Metrics, Run
+from memlane.train.runner import config_of
 
 _EVALUATION_EPISODES = 20
 _EVALUATION_STEPS = 100_000
@@ -77,9 +78,9 @@ class OptionError(MemlaneError, ValueError):
 
 def settle(options: Options) -> Options:
     """The same with nothing left open: what is None and what the algorithm is not told comes from the preset."""
-    preset = preset_for(options.env)
-    if options.algo != "appo":
-        raise OptionError(f"algo must be 'appo', found {options.algo!r}")
+    if options.algo not in ALGORITHMS:
+        raise OptionError(f"algo must be one of {', '.join(ALGORITHMS)}, found {options.algo!r}")
+    preset = preset_for(options.env, options.algo)
     if options.collectors < 1:
         raise OptionError(f"collectors must be at least 1, found {options.collectors}")
     both = [one["network"] for one in (preset.config, options.config) if isinstance(one.get("network"), Mapping)]
@@ -106,14 +107,14 @@ def options_of(folder: str | Path) -> Options:
     return Options(**{**told, "folder": folder})
 
 
-def policy_of(folder: str | Path) -> ActorCritic:
+def policy_of(folder: str | Path) -> Any:
     """What the run in a folder has learned."""
     options = options_of(folder)
-    known = {one.name for one in fields(APPOConfig)}
-    config = config_of({name: value for name, value in options.config.items() if name in known})
+    algorithm = algorithm_for(options.algo)
+    config = config_of(algorithm.Config, options.config)
     assert options.backend is not None
     envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
-    policy = ActorCritic(envs.single_observation_space, envs.single_action_space, config.network)
+    policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
     envs.close()
     policy.load_state_dict(_checkpoint(folder)["policy"])
     return policy
@@ -142,7 +143,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
                      "gymnasium": gymnasium.__version__, "python": platform.python_version()},
     }  # fmt: skip
     try:
-        runner = APPO(
+        runner = algorithm_for(options.algo)(
             options.env, options.env_settings, told, device=options.device, sim_backend=backend, num_envs=num_envs
         )
     except (TypeError, ValueError, LookupError, gymnasium.error.Error) as error:
@@ -189,7 +190,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
 
 
 def evaluate(
-    policy: ActorCritic,
+    policy: Any,
     env: Any,
     backend: str,
     *,

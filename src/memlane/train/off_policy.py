@@ -1,0 +1,341 @@
+"""Off-policy: collectors fill a shared replay, the learner draws from it, weights flow back.
+
+Everything around it is ``AsyncRunner``'s: a rollout's slot carries only what the collectors have to tell of it, the
+transitions themselves are in the replay. How many samples there are for each transition is settled by the replay's
+limiter; credits keep the collectors close to the weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor, nn
+
+from memlane.core.layout import FieldSpec
+from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, WeightSubscriber
+from memlane.ipc.replay import Limiter, Replay, ReplayWriter
+from memlane.ipc.replay_pipelines import ReplayPipeline
+from memlane.ipc.tensors import layout_of
+from memlane.train.networks import NetworkConfig, arrays_of, parts_of
+from memlane.train.run import Metrics
+from memlane.train.runner import Algorithm, episodes_of
+
+REPLAY = "replay.memlane"
+"""In the run's folder, beside the checkpoint."""
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig:
+    steps: int = 8
+    """Of each environment between two looks at the weights."""
+    capacity: int = 200_000
+    """Transitions that are kept."""
+    warm_up: int = 1_000
+    """Transitions of random actions before the first gradient step."""
+    batch: int = 256
+    """Transitions of one gradient step."""
+    samples_per_insert: float = 256.0
+    """How often each transition is drawn on average: ``batch`` means a gradient step for each."""
+    n_step: int = 1
+    gamma: float = 0.99
+    learning_rate: float = 3e-4
+    tau: float = 0.005
+    """How far the target networks follow in one gradient step."""
+    reward_scale: float = 1.0
+    max_grad_norm: float = 10.0
+    alpha: float = 0.0
+    """Priorities: to what power of its error a transition is drawn; 0: all alike."""
+    beta: float = 0.4
+    """Where the correction for being drawn by priority begins; it ends at 1."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Observations are taken as they are: rows in the replay would not follow a normaliser that moves."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "capacity", "warm_up", "batch", "n_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if not self.samples_per_insert > 0:
+            raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
+        if self.warm_up > self.capacity:
+            raise ValueError(f"warm_up must be at most capacity={self.capacity}, found {self.warm_up}")
+
+
+# ----------------------------------------------------------------------------------------------------------- collecting
+
+
+class Actor(Protocol):
+    """The part of an algorithm's networks that acts."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def explore(self, observations: dict[str, Tensor]) -> Tensor:
+        """Actions as the replay keeps them, with noise."""
+
+    def anything(self, many: int) -> Tensor:
+        """Random actions."""
+
+    def for_env(self, actions: Tensor) -> Any: ...
+
+
+class MakePolicy(Protocol):
+    def __call__(self, observations: Space[Any], actions: Space[Any], config: Any) -> Actor: ...
+
+
+def row_fields(observations: Space[Any], action: FieldSpec) -> dict[str, FieldSpec]:
+    """What a transition is made of."""
+    seen: dict[str, FieldSpec] = {
+        f"obs.{name}": (space.dtype or np.dtype("float32"), space.shape or ())
+        for name, space in parts_of(observations).items()
+    }
+    return seen | {
+        "action": action,
+        "reward": ("float32", ()),
+        "terminated": (bool, ()),
+        "truncated": (bool, ()),
+    }
+
+
+def slot_fields(steps: int, envs: int) -> dict[str, FieldSpec]:
+    """What a collector tells of a rollout besides its transitions."""
+    return {
+        "transitions": ("int64", ()),
+        "episode_returns": ("float32", (steps, envs)),
+        "episode_lengths": ("int32", (steps, envs)),
+    }
+
+
+@dataclass(frozen=True)
+class Collector:
+    """``collect`` for off-policy algorithms; see ``appo.Collector`` for ``fresh_every``."""
+
+    replay: Replay
+    make_policy: MakePolicy
+    config: Any
+    seed: int
+    first_rollout: int = 0
+    fresh_every: int = 0
+
+    def __call__(self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext) -> None:
+        torch.set_num_threads(1)
+        actor = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
+        tensors = actor.state_dict()
+        envs = int(env.num_envs)
+        writer = self.replay.writer(range(context.worker * envs, (context.worker + 1) * envs))
+        trip = Trip(env, actor, writer, lambda: self.replay.added < self.config.warm_up)
+        while True:
+            with sink.open() as slot:
+                version = weights.read(tensors)
+                number = self.first_rollout + context.rollout
+                if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
+                    life = number if self.fresh_every else self.first_rollout + 1_000_003 * context.incarnation
+                    trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
+                env_ns, policy_ns = trip.fill(slot, self.config.steps, version)
+                slot.commit(policy_version=version, rows=self.config.steps * envs)
+            context.tell(steps=self.config.steps * envs, env_ns=env_ns, policy_ns=policy_ns)
+
+
+class Trip:
+    """Environments on their way, from rollout to rollout."""
+
+    def __init__(self, env: Any, actor: Actor, writer: ReplayWriter, warming_up: Any) -> None:
+        self.env, self.actor, self.writer, self.warming_up = env, actor, writer, warming_up
+        self.envs = int(env.num_envs)
+        self.space = env.single_observation_space
+        self.begun = False
+
+    def begin(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        observations, _ = self.env.reset(seed=seed % 2**31)
+        self.seen = self._copies(observations)
+        self.valid = np.ones(self.envs, np.bool_)
+        self.returns = np.zeros(self.envs)
+        self.lengths = np.zeros(self.envs, np.int32)
+        self.writer.cut()
+        self.begun = True
+
+    def fill(self, slot: Slot, steps: int, version: int) -> tuple[int, int]:
+        """One rollout; how long the environments took, and the policy."""
+        env_ns = policy_ns = transitions = 0
+        finished, lengths = slot["episode_returns"], slot["episode_lengths"]
+        finished[...] = np.nan
+        for t in range(steps):
+            begin = time.perf_counter_ns()
+            if self.warming_up():
+                actions = self.actor.anything(self.envs)
+            else:
+                actions = self.actor.explore({name: torch.from_numpy(value) for name, value in self.seen.items()})
+            between = time.perf_counter_ns()
+            observations, rewards, terminated, truncated, _ = self.env.step(self.actor.for_env(actions))
+            after = time.perf_counter_ns()
+            next_seen = self._copies(observations)
+            ended = terminated | truncated
+            row = {f"obs.{name}": value for name, value in self.seen.items()}
+            row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
+            final = {f"obs.{name}": value for name, value in next_seen.items()} if ended.any() else None
+            # Where the last step ended an episode, this one only reset the environment.
+            transitions += self.writer.add(row, final=final, skip=~self.valid, version=version)
+            self.returns += rewards
+            self.lengths += self.valid
+            if ended.any():
+                finished[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
+                self.returns[ended] = self.lengths[ended] = 0
+            self.valid = ~ended
+            self.seen = next_seen
+            policy_ns += between - begin
+            env_ns += after - between
+        slot["transitions"][...] = transitions
+        return env_ns, policy_ns
+
+    def _copies(self, observations: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """The environment may use its own arrays again."""
+        return {name: np.array(value) for name, value in arrays_of(self.space, observations).items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- learning
+
+
+class OffPolicy(Algorithm):
+    """The loop of an off-policy algorithm. A subclass has the networks: ``make_policy``, ``make_learner`` and
+    ``action``."""
+
+    replay: Replay | None = None
+
+    def action(self) -> FieldSpec:
+        """The field of an action in a row of the replay."""
+        raise NotImplementedError
+
+    def begin(self, first_rollout: int, fresh_every: int) -> None:
+        if self.deterministic and self.num_collectors > 1:
+            raise ValueError(
+                "a deterministic off-policy run has one collector: the order in which several fill the replay is chance"
+            )
+        config = self.config
+        first = self.learner.tensors()
+        if self.replay is None:
+            self.replay = self._new_replay()
+        self._sampler = self.replay.sampler(
+            seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
+        )
+        self._pipeline = ReplayPipeline(self._sampler, config.batch, device=self.device)
+        self._owed = 0.0
+        collect = Collector(self.replay, type(self).make_policy, config, self.seed, first_rollout, fresh_every)
+        slot = slot_fields(config.steps, self.num_envs)
+        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+
+    def _new_replay(self) -> Replay:
+        config = self.config
+        # As far as credits let the collectors run ahead, and a batch: below that the limiter would stop one side for a
+        # rollout that the other waits for.
+        ahead = self.rollouts_per_update * (self.max_lag + 2) * config.steps * self.num_envs
+        slack = 2 * (ahead * config.samples_per_insert + config.batch)
+        return Replay(
+            row_fields(self.observation_space, self.action()),
+            config.capacity,
+            streams=self.num_envs * self.num_collectors,
+            observations=[f"obs.{name}" for name in parts_of(self.observation_space)],
+            alpha=config.alpha or None,
+            limiter=Limiter(config.samples_per_insert, config.warm_up, slack),
+        )
+
+    def iterate(self, share: float, whole: bool) -> Metrics:
+        assert self.replay is not None
+        begin = time.perf_counter_ns()
+        with self.rollouts() as slots:
+            waited = time.perf_counter_ns() - begin
+            lags = [self.lag_of(slot) for slot in slots]
+            episodes = episodes_of(slots)
+            added = sum(int(slot["transitions"]) for slot in slots)
+        before, self.env_steps = self.env_steps, self.env_steps + added
+        # What came in during the warm-up is not owed for.
+        counted = max(self.env_steps - max(before, self.config.warm_up), 0)
+        self._owed += counted * self.config.samples_per_insert / self.config.batch
+        steps = int(self._owed)
+        self._owed -= steps
+        told = self._gradient_steps(steps, share)
+        told |= {"samples_per_insert": self.replay.samples_per_insert, "replay_size": float(self.replay.size)}
+        if whole:  # before the collectors go on: in deterministic mode the file is what it would be without them
+            self.save_replay()
+        return self.metrics(episodes, lags, told, begin, waited)
+
+    def _gradient_steps(self, steps: int, share: float) -> dict[str, float]:
+        assert self.replay is not None
+        assert self.weights is not None
+        told: dict[str, list[float]] = {name: [] for name in (*self.learner.told, "sample_age")}
+        pipeline = self._pipeline
+        pipeline.beta = self.config.beta + (1 - self.config.beta) * share
+        now = self.weights.version
+        for step in range(steps):
+            if not pipeline.started:
+                pipeline.start()
+            batch = pipeline.consume()
+            # The next one is drawn while this one is learned from; in deterministic mode after its priorities are in.
+            if not self.deterministic and step + 1 < steps:
+                pipeline.start()
+            errors, losses = self.learner.update(batch, share)
+            if self.replay.alpha is not None:
+                self.replay.update_priorities(batch["key"].numpy(), errors.numpy())
+            for name, value in losses.items():
+                told[name].append(value)
+            told["sample_age"].append(float(now - batch["version"].double().mean()))
+        return {name: sum(values) / len(values) if values else float("nan") for name, values in told.items()}
+
+    # ----------------------------------------------------------------------------------------------------- checkpoints
+
+    def save_replay(self) -> None:
+        assert self.run is not None
+        assert self.replay is not None
+        self.replay.save(self.run.folder / REPLAY)
+
+    def checkpoint(self) -> dict[str, Any]:
+        if self.replay is not None and not self.deterministic:
+            self.save_replay()
+        return {**super().checkpoint(), "owed": getattr(self, "_owed", 0.0)}
+
+    def restore(self, checkpoint: Mapping[str, Any], folder: str | Path | None = None) -> None:
+        super().restore(checkpoint)
+        self._owed = checkpoint["owed"]
+        folder = folder or (self.run.folder if self.run is not None else None)
+        if folder is not None:
+            self.replay = Replay.load(Path(folder) / REPLAY)
+
+    def close(self) -> None:
+        if (pipeline := getattr(self, "_pipeline", None)) is not None:
+            pipeline.close()
+        super().close()
+        if self.replay is not None:
+            self.replay.close()
+
+
+def follow(target: torch.nn.Module, source: torch.nn.Module, tau: float) -> None:
+    """Move the target networks a little towards those that learn."""
+    with torch.no_grad():
+        for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+            mine.lerp_(theirs, tau)
+
+
+def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The observations of a batch, and those after them."""
+    now = {name.removeprefix("obs."): value for name, value in batch.items() if name.startswith("obs.")}
+    after = {name.removeprefix("next_obs."): value for name, value in batch.items() if name.startswith("next_obs.")}
+    return now, after
+
+
+def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], max_norm)
+    optimizer.step()
+
+
+def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int, *, layer_norm: bool = False) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(size, width), *([nn.LayerNorm(width)] if layer_norm else []), nn.ReLU()]
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, outputs))
