@@ -75,7 +75,7 @@ soak: $(VENV)/.built  ## minutes of kills and races
 	$(PY) -m pytest -m soak
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark, memlane and its peers interleaved
-	@for name in signal rows ring weights native_envs train; do $(PY) benchmarks/$$name.py || exit 1; done
+	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

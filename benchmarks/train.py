@@ -116,7 +116,7 @@ def stable_baselines3(
             if clock.over(self.num_timesteps, episodes):
                 raise Over  # a callback can only stop in the middle of a rollout
 
-    torch.set_numthreads_text(threads)
+    torch.set_num_threads(threads)
     kind, how = (SubprocVecEnv, {"start_method": "fork"}) if processes else (DummyVecEnv, {})
     envs = make_vec_env(env, num_envs, seed=seed, vec_env_cls=kind, vec_env_kwargs=how)
     if normalize:
@@ -167,6 +167,8 @@ class Entrant:
     settings: dict[str, Any]
     goal: dict[str, Any]
     skip: str = ""
+    script: str = __file__
+    """Whose process makes its turns."""
     answers: list[list[float]] = field(default_factory=list)
     processes: list[float] = field(default_factory=list)
     """How long each turn's whole process took."""
@@ -174,7 +176,7 @@ class Entrant:
     def measure(self) -> list[float]:
         request = {"trainer": self.trainer, "settings": self.settings, "goal": self.goal, "seed": len(self.answers)}
         begin = time.monotonic_ns()
-        answer = turn_in_new_process(__file__, request)
+        answer = turn_in_new_process(self.script, request)
         self.processes.append(time.monotonic_ns() - begin)
         self.answers.append(answer)
         return answer[:1]

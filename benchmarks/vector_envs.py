@@ -206,7 +206,7 @@ def torchrl(work: Work, workers: int) -> Driver:
     import torch
     from torchrl.envs import GymWrapper, ParallelEnv, SerialEnv
 
-    torch.set_numthreads_text(1)
+    torch.set_num_threads(1)
     share = work.num_envs // workers
 
     def wrapped(index: int) -> Callable[[], Any]:

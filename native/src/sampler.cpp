@@ -94,16 +94,6 @@ bool Sampler::take(const Take &take, Row row, std::byte *to, Chain &chain) const
     }
 }
 
-bool Sampler::copy_plain(const Row &row, std::byte *out) const {
-    const std::int64_t word = row_word(RowState::complete, row.sequence);
-    if (see(row.head->state) != word) // PAIR publish/see, partner: Replay::add
-        return false;
-    const Take &take = wish_.takes.front();
-    copy_bytes(out + take.to, row.payload + take.from, take.bytes);
-    store(out, wish_.key, row.sequence);
-    return unchanged(row.head->state, word);
-}
-
 // The rows that n steps lead over are looked at; what they make is written. False if there is not one step.
 bool Sampler::walk(const Row &first, Row &after, std::byte *out, Chain &chain) const {
     const Transition &transition = replay_.shape().transition;
@@ -147,8 +137,6 @@ bool Sampler::walk(const Row &first, Row &after, std::byte *out, Chain &chain) c
 }
 
 bool Sampler::copy(const Row &here, std::byte *out, Chain &chain) const {
-    if (plain_)
-        return copy_plain(here, out);
     chain.clear();
     if (!look(here, false, chain))
         return false;
@@ -182,9 +170,10 @@ std::int64_t Sampler::follower(const Row &here) const {
     return ended || next <= 0 ? 0 : next;
 }
 
-bool Sampler::copy_run(Row at, std::byte *out, Chain &chain) const {
-    if (at.sequence < 0)
+bool Sampler::copy_run(const Row &first, std::byte *out, Chain &chain) const {
+    if (first.sequence < 0)
         return false;
+    Row at = first;
     for (int i = 0; i < wish_.length; ++i, out += wish_.row_bytes) {
         if (at.sequence == 0 || !copy(at, out, chain)) {
             if (i == 0)
@@ -202,12 +191,14 @@ bool Sampler::copy_run(Row at, std::byte *out, Chain &chain) const {
     return true;
 }
 
-void Sampler::prefetch(std::int64_t slot) const {
+// always_inline: as a function of its own it has no effect that the compiler knows of, and its calls are dropped.
+[[gnu::always_inline]] inline void Sampler::prefetch(std::int64_t slot) const {
     const auto *row = reinterpret_cast<const std::byte *>(&replay_.head(slot));
     const std::size_t reach = std::min(replay_.shape().stride_bytes, lines_ahead * cache_line_bytes);
     for (std::size_t at = 0; at < reach; at += cache_line_bytes)
         __builtin_prefetch(row + at, 0, 2);
-    __builtin_prefetch(row + reach - 1, 0, 2);
+    if (reach % cache_line_bytes != 0) // then rows do not begin on lines, and may end one further on
+        __builtin_prefetch(row + reach - 1, 0, 2);
 }
 
 // Asks for the row after the one in `slot`, and goes there; a guess, which nobody depends on.
@@ -217,11 +208,42 @@ void Sampler::prefetch_follower(std::int64_t &slot) const {
         prefetch(slot = replay_.slot_of(next));
 }
 
+// The way that nothing may slow down: rows as they are, one piece each. Everything is in local variables, for the compiler has
+// to think that each byte that is copied could be one of this object.
+void Sampler::copy_plain(std::size_t begin, std::size_t end, std::byte *out) {
+    const std::int64_t *const slots = slots_.data();
+    const std::int64_t *const sequences = sequences_.data();
+    std::uint8_t *const good = good_.data();
+    const std::size_t stride = replay_.shape().stride_bytes, row_bytes = wish_.row_bytes;
+    const std::size_t reach = std::min(stride, lines_ahead * cache_line_bytes);
+    const auto *const rows = reinterpret_cast<const std::byte *>(&replay_.head(0));
+    const Take take = wish_.takes.front();
+    const std::size_t from = static_cast<std::size_t>(replay_.payload(0) - rows) + take.from;
+    const std::int64_t key = wish_.key;
+    for (std::size_t i = begin; i < end; ++i) {
+        if (i + rows_ahead < end) {
+            const std::byte *next = rows + static_cast<std::size_t>(slots[i + rows_ahead]) * stride;
+            for (std::size_t at = 0; at < reach; at += cache_line_bytes)
+                __builtin_prefetch(next + at, 0, 2);
+        }
+        const std::byte *row = rows + static_cast<std::size_t>(slots[i]) * stride;
+        const Word &state = reinterpret_cast<const RowHead *>(row)->state;
+        const std::int64_t word = see(state); // PAIR publish/see, partner: Replay::add
+        bool whole = row_state(word) == RowState::complete && (sequences[i] == 0 || sequences[i] == row_detail(word));
+        if (whole) {
+            std::byte *to = out + i * row_bytes;
+            copy_bytes(to + take.to, row + from, take.bytes);
+            store(to, key, row_detail(word));
+            whole = unchanged(state, word);
+        }
+        good[i] = whole;
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------------- drawing
 
 // A slot, and whatever row is there when it is copied: a row is not hidden by one that is on its way to the same slot.
-void Sampler::draw_alike(std::size_t i) {
-    const std::int64_t last = see(replay_.control().reserved.last);
+inline void Sampler::draw_alike(std::size_t i, std::int64_t last) {
     const std::int64_t first = last < replay_.capacity() ? 1 : 0; // number 1 is in slot 1, and slot 0 waits for the round's end
     const std::int64_t used = std::clamp<std::int64_t>(last, 1, replay_.capacity());
     slots_[i] = std::min(first + static_cast<std::int64_t>(dice_.below(static_cast<std::uint64_t>(used))), replay_.capacity() - 1);
@@ -268,21 +290,25 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
         for (std::size_t i = 0; i < rows; ++i) // one from each of as many equal parts: less noise than from the whole
             at_[i] = (static_cast<double>(i) + dice_.unit()) / static_cast<double>(rows) * total;
         draw_by_priority(at_, total, 0);
-    } else {
-        for (std::size_t i = 0; i < rows; ++i)
-            draw_alike(i);
     }
-
     const std::size_t run_bytes = wish_.row_bytes * static_cast<std::size_t>(wish_.length);
     const auto useful = static_cast<int>(std::min<std::size_t>(rows * run_bytes / bytes_worth_a_thread, 1024));
-    run_in_parts(rows, std::min(threads, useful), [&](std::size_t begin, std::size_t end) {
+    threads = std::min(threads, useful);
+    const std::int64_t last = see(replay_.control().reserved.last);
+    for (std::size_t i = 0; i < rows && !weighted; ++i)
+        draw_alike(i, last);
+
+    run_in_parts(rows, threads, [&](std::size_t begin, std::size_t end) {
+        if (plain_)
+            return copy_plain(begin, end, out);
         Chain chain;
         const std::size_t ahead = rows_ahead + stages * rows_between;
         const auto ask = [&](std::size_t i) { // for row i, and for those further back whatever is next
-            if (i < end)
+            if (i < end) {
                 prefetch(slots_[i]);
-            if (i < end && stages > 0)
-                walking_[i] = slots_[i];
+                if (stages > 0)
+                    walking_[i] = slots_[i];
+            }
             for (std::size_t stage = 1; stage <= stages && i >= begin + stage * rows_between; ++stage)
                 if (const std::size_t late = i - stage * rows_between; late < end)
                     prefetch_follower(walking_[late]);
@@ -304,7 +330,7 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
                 const double at = dice_.unit() * total;
                 draw_by_priority({&at, 1}, total, i);
             } else {
-                draw_alike(i);
+                draw_alike(i, see(replay_.control().reserved.last));
             }
             good_[i] = copy_run(drawn(i), out + i * run_bytes, chain);
         }

@@ -74,14 +74,14 @@ class Sampler {
     bool flag(const Row &row, std::size_t field) const;
     bool take(const Take &take, Row row, std::byte *to, Chain &chain) const;
     bool walk(const Row &first, Row &after, std::byte *out, Chain &chain) const;
-    bool copy_plain(const Row &row, std::byte *out) const;
+    void copy_plain(std::size_t begin, std::size_t end, std::byte *out);
     bool copy(const Row &row, std::byte *out, Chain &chain) const;
-    bool copy_run(Row row, std::byte *out, Chain &chain) const;
+    bool copy_run(const Row &first, std::byte *out, Chain &chain) const;
     std::int64_t follower(const Row &row) const;
     void prefetch(std::int64_t slot) const;
     void prefetch_follower(std::int64_t &slot) const;
 
-    void draw_alike(std::size_t i);
+    void draw_alike(std::size_t i, std::int64_t last);
     void draw_by_priority(std::span<const double> at, double total, std::size_t begin);
     bool look_everywhere(std::size_t i, std::byte *out, Chain &chain);
     void weigh(std::int64_t count, std::byte *out, double beta) const;

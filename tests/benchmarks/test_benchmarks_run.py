@@ -30,8 +30,8 @@ HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-# Each turn of these two is a process that imports what it measures: a minute, for the soak.
-SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("vector_envs", "native_envs")]
+# These import and fill everybody's buffers, or a process for each turn does: a minute, for the soak.
+SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("replay", "vector_envs", "native_envs")]
 
 
 @pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", *SLOW])
@@ -49,6 +49,14 @@ WANTED = {
     "signal": {
         "hand-off": ["memlane", "mp.Pipe", "mp.Queue", "mp.SimpleQueue", "mp.Semaphore", "iceoryx2", "bare C"],
         "waking an idle sleeper": ["memlane", "mp.Pipe", "mp.Semaphore", "iceoryx2", "bare C"],
+    },
+    "replay": {
+        "sample 4096 of 50,000 rows, obs 17, act 6": ["memlane", "SB3", "limit: np.take", "bare C"],
+        "sample 4096 of 50,000 rows, obs 48, act 12": ["memlane", "SB3", "limit: np.take", "bare C"],
+        "add one row, obs 17, act 6": ["memlane", "SB3"],
+        "sample 256 of 50,000 rows by priority and update them, obs 17, act 6": ["memlane"],
+        "sample 4096 of 50,000 rows by priority and update them, obs 17, act 6": ["memlane"],
+        "sample 64 of 2,000 transitions of 4 x 84 x 84 pixels, with the next ones": ["memlane", "SB3"],
     },
     "rows": {
         "packed rows of 168 bytes, batch 256": ["memlane", "np.take", "table[indices]", "bare C"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEW = ["train_your_own_env", "survive_a_crash", "ppo_single_file", "sb3_on_memlane"]
+NEW = ["train_your_own_env", "survive_a_crash", "ppo_single_file", "sb3_on_memlane", "sac_single_file", "resume_replay"]
 
 pytestmark = pytest.mark.soak  # they train: a minute together
 

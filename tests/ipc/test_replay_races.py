@@ -337,7 +337,7 @@ def test_what_is_saved_while_others_write_can_be_loaded_whole(scene: Scene, dose
 def test_a_save_that_is_killed_leaves_a_file_that_can_be_loaded(
     scene: Scene, dose: int, tmp_path: Path, fresh: bool
 ) -> None:
-    """ a row whose link leads to one that was not saved yet looks like damage; see replay_test.cpp,
+    """a row whose link leads to one that was not saved yet looks like damage; see replay_test.cpp,
     "a save killed at any change leaves what can be loaded"."""
     chance, file = random.Random(dose), tmp_path / "replay"
     with Replay(LINKED, capacity=8_000, streams=4, observations=["obs"], alpha=0.6) as replay:
@@ -370,7 +370,7 @@ def test_a_save_that_is_killed_leaves_a_file_that_can_be_loaded(
 def test_a_save_killed_right_after_it_made_the_file_leaves_none_or_one_that_can_be_loaded(
     template: Template, tmp_path: Path
 ) -> None:
-    """ the file gets its name before the settings and the description of the rows stand in it. One
+    """the file gets its name before the settings and the description of the rows stand in it. One
     killed in between leaves a file that is no replay, and every later save to that name fails on it. Cure: make it
     under another name beside it, and rename it when it is complete."""
     file = tmp_path / "replay"
@@ -385,7 +385,7 @@ def test_a_save_killed_right_after_it_made_the_file_leaves_none_or_one_that_can_
 
 
 def test_a_replay_in_a_file_that_is_saved_to_that_file_leaves_writers_their_slots(tmp_path: Path) -> None:
-    """ the copy is the replay itself, so every slot that a writer holds just now is made empty under
+    """the copy is the replay itself, so every slot that a writer holds just now is made empty under
     his hands; the next writer claims it too, and both write into one row. Cure: where both are one file, only fsync."""
     file = tmp_path / "replay"
     with Replay(LOOSE, capacity=64, file=file) as replay:
@@ -397,7 +397,7 @@ def test_a_replay_in_a_file_that_is_saved_to_that_file_leaves_writers_their_slot
 
 
 def test_streams_of_a_save_end_at_rows_that_the_file_knows(tmp_path: Path) -> None:
-    """ the ends of the streams are read after the rows, when writers are further. Who loads the file
+    """the ends of the streams are read after the rows, when writers are further. Who loads the file
     and resumes links its first row to a number that the copy has not given out yet: a file saved from it then is
     "damaged", and when the number is given out, to any stream, frames are stacked across both. Cure: read the ends
     before the rows, store them after; and refuse ends above the last number when a file is opened."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memlane.train import appo, settings
+from memlane.train import runner, settings
 from memlane.train.presets import APPO_PRESETS
 from memlane.train.settings import settings_of
 from memlane.train.trainer import OptionError, Options, options_of, settle
@@ -80,4 +80,4 @@ def test_a_run_on_a_function_cannot_be_found_again_by_name(tmp_path: Path) -> No
 
 
 def test_every_setting_of_the_runner_can_be_told() -> None:
-    assert set(settings._RUNNER) | {"collectors", "max_lag", "deterministic", "seed"} == appo._RUNNER_KEYS
+    assert set(settings._RUNNER) | {"collectors", "max_lag", "deterministic", "seed"} == runner.RUNNER_KEYS
