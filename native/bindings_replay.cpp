@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <memory_resource>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "bindings.hpp"
 #include "bindings_arrays.hpp"
+#include "drawer.hpp"
 #include "replay.hpp"
 #include "sampler.hpp"
 
@@ -285,6 +287,11 @@ class ReplayHandle {
                   &Replay::admit_samples, replay_.slack_needed(0, count), "sample ");
     }
 
+    void require_slack(std::int64_t insert, std::int64_t sample) const {
+        if (replay_.shape().limit.ratio > 0)
+            require_slack(replay_.slack_needed(insert, sample));
+    }
+
     std::int64_t save_into(ReplayHandle &copy) {
         require_open(*mapping_, label_);
         require_open(*copy.mapping_, copy.label_);
@@ -334,6 +341,14 @@ class ReplayHandle {
         return places;
     }
 
+    void require_slack(double needed) const {
+        const double slack = replay_.shape().limit.slack;
+        if (needed > slack)
+            throw nb::value_error(("the limiter of the " + label_ + " would hold back both sides for ever: batches of this size "
+                                   "need an error_buffer of at least " + shown(needed) + ", found " + shown(slack)).c_str());
+    }
+    static std::string shown(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
+
     void wait_for_room(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
         hold_back(count, timeout, peers, replay_.control().sampled, replay_.control().admitted.held_writers, add_spin_,
                   &Replay::admit_inserts, replay_.slack_needed(count, 0), "add ");
@@ -344,10 +359,7 @@ class ReplayHandle {
                    Spin &learned, bool (Replay::*admit)(std::int64_t), double needed, const char *deed) {
         if ((replay_.*admit)(count))
             return;
-        if (needed > replay_.shape().limit.slack)
-            throw nb::value_error(("the limiter of the " + label_ + " would hold back both sides for ever: batches of this size need an error_buffer of at least " +
-                                   nb::cast<std::string>(nb::str("{:g}").attr("format")(needed)) + ", found " +
-                                   nb::cast<std::string>(nb::str("{:g}").attr("format")(replay_.shape().limit.slack))).c_str());
+        require_slack(needed);
         held.fetch_add(1, std::memory_order_relaxed);
         wait_in_slices(
             *mapping_, label_, timeout, peers, learned,
@@ -368,7 +380,7 @@ class ReplayHandle {
                 return "leave to " + std::string(deed) + std::to_string(count) + " rows from the limiter of the " + label_ +
                        ": " + std::to_string(see(control.admitted.inserts)) + " were added and " +
                        std::to_string(see(control.admitted.samples)) + " sampled, for a ratio of " +
-                       nb::cast<std::string>(nb::str("{:g}").attr("format")(replay_.shape().limit.ratio)) + " after the first " +
+                       shown(replay_.shape().limit.ratio) + " after the first " +
                        std::to_string(replay_.shape().limit.least);
             });
     }
@@ -394,22 +406,18 @@ class SamplerHandle {
         : replay_(std::move(replay)),
           sampler_(replay_->replay(), wish(takes, row_bytes, steps, gamma, length, places, replay_->replay().shape()),
                    *reinterpret_cast<Dice *>(place(*replay_->mapping(), dice, sizeof(Dice), 64, replay_->label()))),
-          dice_(reinterpret_cast<Dice *>(replay_->mapping()->data() + dice)) {
+          dice_(reinterpret_cast<Dice *>(replay_->mapping()->data() + dice)), drawer_(replay_->replay(), sampler_) {
         if (seed)
             dice_->seed(*seed);
     }
 
+    using Block = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
     // Into a block of as many rows as it has.
-    void sample(nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> block, double beta, int threads,
-                std::optional<double> timeout, nb::handle peers) {
-        require_open(*replay_->mapping(), replay_->label());
-        require_writeable(*replay_->mapping(), replay_->label());
-        const auto rows = static_cast<std::int64_t>(block.shape(0));
-        if (block.shape(1) != sampler_.wish().row_bytes || rows % sampler_.wish().length != 0)
-            throw nb::value_error("the block has not the shape of this sampler's batches");
-        const std::int64_t count = rows / sampler_.wish().length;
-        if (count == 0)
-            return;
+    void sample(Block block, double beta, int threads, std::optional<double> timeout, nb::handle peers) {
+        const std::int64_t count = count_of(block);
+        if (drawer_.asked() > 0)
+            raise("MemlaneError", "this sampler of the " + replay_->label() + " is drawing ahead; take what was started first");
         if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: between threads of one process, that of the GIL
             raise("MemlaneError", "this sampler of the " + replay_->label() +
                                       " is drawing in another thread; make a sampler for each thread");
@@ -421,18 +429,67 @@ class SamplerHandle {
         auto *out = reinterpret_cast<std::byte *>(block.data());
         const bool drawn = without_gil_for(block.nbytes(), [&] { return sampler_.sample(count, out, beta, threads); });
         if (!drawn) {
-            if (replay_->replay().shape().limit.ratio > 0)
-                replay_->replay().control().admitted.samples.fetch_sub(count, std::memory_order_relaxed);
-            raise("NothingToSample", "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
-                                         " transitions are stored" +
-                                         (replay_->size() > 0 ? ", none with all that this sampler needs around it (a row of a "
-                                                                "stream needs the one after it); add more"
-                                                              : "; add some first"));
+            replay_->replay().refund_samples(count);
+            nothing_to_sample();
         }
         signal_add(replay_->replay().control().sampled, count);
     }
 
+    // The same in the drawer's thread. The block is kept until it is taken.
+    void start(Block block, double beta, int threads) {
+        const std::int64_t count = count_of(block);
+        replay_->require_slack(0, count);
+        blocks_.push_back(block);
+        drawer_.ask(count, reinterpret_cast<std::byte *>(block.data()), beta, threads);
+    }
+
+    bool ready() const { return drawer_.oldest() != Drawn::not_yet; }
+
+    // Waits for the oldest that was started, and lets it go. False at the timeout, or if another thread stopped it.
+    bool take(std::optional<double> timeout) {
+        const std::int64_t deadline_ns = timeout ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;
+        Drawn drawn;
+        while ((drawn = drawer_.oldest()) == Drawn::not_yet) {
+            const std::shared_ptr<Drawer::Shared> shared = drawer_.shared();
+            if (!shared || now_ns() >= deadline_ns)
+                return false;
+            without_gil([&] { Drawer::wait(*shared, std::min(deadline_ns, now_ns() + slice_ns)); });
+            if (PyErr_CheckSignals() != 0)
+                throw nb::python_error();
+            require_open(*replay_->mapping(), replay_->label());
+        }
+        drawer_.take();
+        blocks_.pop_front();
+        if (drawn == Drawn::nothing_there)
+            nothing_to_sample();
+        return true;
+    }
+
+    // Ends the drawer's thread; what was started is not drawn any more.
+    void stop() {
+        const std::shared_ptr<Drawer::Shared> shared = drawer_.let_go();
+        without_gil([&] { Drawer::end(shared.get()); });
+        blocks_.clear();
+    }
+
   private:
+    std::int64_t count_of(const Block &block) const {
+        require_open(*replay_->mapping(), replay_->label());
+        require_writeable(*replay_->mapping(), replay_->label());
+        const auto rows = static_cast<std::int64_t>(block.shape(0));
+        if (block.shape(1) != sampler_.wish().row_bytes || rows == 0 || rows % sampler_.wish().length != 0)
+            throw nb::value_error("the block has not the shape of this sampler's batches");
+        return rows / sampler_.wish().length;
+    }
+
+    [[noreturn]] void nothing_to_sample() const {
+        raise("NothingToSample", "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
+                                     " transitions are stored" +
+                                     (replay_->size() > 0 ? ", none with all that this sampler needs around it (a row of a "
+                                                            "stream needs the one after it); add more"
+                                                          : "; add some first"));
+    }
+
     static Wish wish(const std::vector<Taken> &takes, std::size_t row_bytes, int steps, double gamma, int length,
                      const std::vector<std::int64_t> &places, const Replay::Shape &shape) {
         Wish wish;
@@ -462,6 +519,8 @@ class SamplerHandle {
     Sampler sampler_;
     Dice *dice_;
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+    std::deque<Block> blocks_; // that the drawer draws into
+    Drawer drawer_;            // last: its thread ends before what it uses goes
 };
 
 } // namespace
@@ -501,5 +560,9 @@ void bind_replay(nb::module_ &m) {
                       const std::vector<SamplerHandle::Taken> &, std::size_t, int, double, int,
                       const std::vector<std::int64_t> &>(),
              "replay"_a, "dice"_a, "seed"_a.none(), "takes"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "places"_a)
-        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a);
+        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a)
+        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a, "Draw into the block in a thread of its own.")
+        .def("ready", &SamplerHandle::ready, "Whether the oldest that was started is drawn.")
+        .def("take", &SamplerHandle::take, "timeout"_a.none(), "Wait for the oldest that was started; False at the timeout.")
+        .def("stop", &SamplerHandle::stop, "End the thread; what was started is not drawn any more.");
 }

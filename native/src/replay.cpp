@@ -253,6 +253,11 @@ bool Replay::admit_samples(std::int64_t count) {
     }
 }
 
+void Replay::refund_samples(std::int64_t count) {
+    if (shape_.limit.ratio > 0)
+        control_->admitted.samples.fetch_sub(count, std::memory_order_relaxed);
+}
+
 double Replay::slack_needed(std::int64_t insert, std::int64_t sample) const {
     insert = std::max(insert, control_->admitted.largest_insert.load(std::memory_order_relaxed));
     sample = std::max(sample, control_->admitted.largest_sample.load(std::memory_order_relaxed));

@@ -178,6 +178,8 @@ class Replay {
     // Whether so many may come in or go out now; if so, they are on the account.
     bool admit_inserts(std::int64_t count);
     bool admit_samples(std::int64_t count);
+    // Samples that were let out and not made after all.
+    void refund_samples(std::int64_t count);
     // With less slack than this, one who adds so many rows and one who draws so many, or as many as anybody has so far,
     // could each wait for the other.
     double slack_needed(std::int64_t insert, std::int64_t sample) const;

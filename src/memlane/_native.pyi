@@ -257,6 +257,14 @@ class Sampler:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> None: ...
+    def start(self, block: NDArray[np.uint8], beta: float, threads: int) -> None:
+        """Draw into the block in a thread of its own."""
+    def ready(self) -> bool:
+        """Whether the oldest that was started is drawn."""
+    def take(self, timeout: float | None) -> bool:
+        """Wait for the oldest that was started; False at the timeout."""
+    def stop(self) -> None:
+        """End the thread; what was started is not drawn any more."""
 
 class Quorum:
     """A count that many advance and one waits for."""

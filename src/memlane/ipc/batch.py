@@ -58,7 +58,7 @@ def _up(number: int, multiple: int) -> int:
 class Batch(dict[str, NDArray[Any]]):
     """A dict of arrays over one block. ``shape`` is (rows,), or (rows, length) for sequences."""
 
-    __slots__ = ("block", "dtype", "shape")
+    __slots__ = ("_tensors", "block", "dtype", "shape")
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], memory: NDArray[np.uint8] | None = None) -> None:
         records = np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
@@ -66,11 +66,18 @@ class Batch(dict[str, NDArray[Any]]):
         super().__init__((name, records[name]) for name in dtype.names)
         self.dtype = dtype
         self.shape = shape
+        self._tensors: dict[str, Any] | None = None
         self.block: NDArray[np.uint8] = records.reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
 
     def torch(self, device: str = "cpu") -> dict[str, Any]:
         """The same fields as tensors: on the CPU views of this block, on a device views of one copy of it."""
-        return tensors(self.dtype, self.shape, self.block, device)
+        if device != "cpu":
+            return tensors(self.dtype, self.shape, self.block, device)
+        if self._tensors is None:
+            import torch
+
+            self._tensors = {name: torch.from_numpy(array) for name, array in self.items()}
+        return dict(self._tensors)
 
 
 class Spares:

@@ -1,9 +1,9 @@
 """Replay pipelines: the next batch is drawn, and on its way to the device, while the learner computes.
 
 A ``ReplayPipeline`` has four moves: ``start`` asks for a batch, ``ready`` looks, ``wait`` waits, ``consume`` takes it.
-The work is done by a thread of this process, in native code that does not hold the GIL. Where the batch goes is a
-``Transfer``: ``CpuTransfer`` hands out tensors over the staging memory itself; ``CudaTransfer`` copies from pinned
-memory on a stream of its own.
+The work is done by a native thread of this process, which never needs the GIL: it draws while Python computes. Where
+the batch goes is a ``Transfer``: ``CpuTransfer`` hands out tensors over the staging memory itself; ``CudaTransfer``
+copies from pinned memory on a stream of its own.
 
     >>> from memlane.ipc.replay import Replay
     >>> import numpy as np
@@ -20,8 +20,6 @@ memory on a stream of its own.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -29,15 +27,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.core import MemlaneError, WaitTimeout
+from memlane.core import MemlaneError, NothingToSample, WaitTimeout
 from memlane.ipc.batch import Batch, tensors
 from memlane.ipc.replay_sampler import ReplaySampler
 
 if TYPE_CHECKING:
     import torch
-
-# How long the thread waits for a limiter before it looks whether it is to end.
-_SLICE = 0.2
 
 
 class Transfer(Protocol):
@@ -47,7 +42,7 @@ class Transfer(Protocol):
         """Memory to draw into."""
 
     def send(self, batch: Batch) -> Any:
-        """Begin the way to the device; called by the pipeline's thread. What it returns goes to ``arrive``."""
+        """Begin the way to the device. What it returns goes to ``arrive``."""
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
         """The tensors, in order with what the calling thread computes."""
@@ -91,8 +86,6 @@ class CudaTransfer:
         with torch.cuda.stream(self._stream):
             moved = tensors(batch.dtype, batch.shape, batch.block, self.device, non_blocking=True)
             event = self._stream.record_event()
-        # The staging memory is drawn into again only when the copy is over.
-        event.synchronize()
         return moved, event
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
@@ -101,6 +94,7 @@ class CudaTransfer:
         moved, event = sent
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)
+        event.synchronize()  # the staging memory is drawn into again
         for tensor in moved.values():
             tensor.record_stream(stream)  # so that its memory is not given away while this stream uses it
         return moved  # type: ignore[no-any-return]
@@ -137,76 +131,80 @@ class ReplayPipeline:
         self._transfer = transfer or transfer_to(device)
         nbytes = sampler.dtype.itemsize * batch_size * sampler.length
         self._free = deque(sampler.batch(batch_size, self._transfer.staging(nbytes)) for _ in range(ahead + 1))
-        self._done: deque[tuple[Batch, Any] | BaseException] = deque()
-        self._changed = threading.Condition()
-        self._asked = 0
+        self._asked: deque[Batch] = deque()
+        self._sent: deque[tuple[Batch, Any]] = deque()
         self._held: Batch | None = None
-        self._closing = False
-        self._thread: threading.Thread | None = None
+        self._closed = False
         self.waited = 0.0
-        """Seconds that ``consume`` had to wait in all: what was not hidden behind the computation."""
-
-    # -------------------------------------------------------------------------------------------------------- moves
+        """Seconds that ``wait`` and ``consume`` had to wait in all: what was not hidden behind the computation."""
 
     def start(self) -> None:
         """Ask for one more batch."""
-        with self._changed:
-            self._require_open()
-            if self._asked + len(self._done) >= self.ahead:
-                raise MemlaneError(
-                    f"{self.ahead} batches are started already; consume one first, or make it with more ahead"
-                )
-            self._asked += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="memlane-replay-pipeline", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        self._require_open()
+        if self.started >= self.ahead:
+            raise MemlaneError(
+                f"{self.ahead} batches are started already; consume one first, or make it with more ahead"
+            )
+        self.sampler.require_open()
+        self.sampler.native.start(self._free[0].block, self.beta, self.sampler.threads)
+        self._asked.append(self._free.popleft())
 
     @property
     def started(self) -> int:
         """Batches that were asked for and not consumed."""
-        with self._changed:
-            return self._asked + len(self._done)
+        return len(self._asked) + len(self._sent)
 
     def ready(self) -> bool:
         """Whether ``consume`` would not have to wait."""
-        with self._changed:
-            return bool(self._done)
+        return bool(self._sent) or (bool(self._asked) and self.sampler.native.ready())
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the batch that was started first: until ``timeout`` (``WaitTimeout``)."""
+        self._require_open()
+        if self._sent:
+            return
+        if not self._asked:
+            raise MemlaneError("no batch was started; call start() before wait() or consume()")
         begin = time.perf_counter()
-        with self._changed:
-            self._require_open()
-            if not self._asked and not self._done:
-                raise MemlaneError("no batch was started; call start() before wait() or consume()")
-            if not self._changed.wait_for(lambda: self._done or self._closing, timeout):
-                raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
-            self._require_open()
-        self.waited += time.perf_counter() - begin
+        try:
+            self._send(timeout)
+        finally:
+            self.waited += time.perf_counter() - begin
 
     def consume(self, timeout: float | None = None) -> dict[str, torch.Tensor]:
         """The batch that was started first. On the CPU its tensors are views that the pipeline draws into again after
         the next ``consume``: clone what must stay."""
         self.wait(timeout)
-        with self._changed:
-            found = self._done.popleft()
-            if isinstance(found, BaseException):
-                raise found
-            batch, sent = found
-            if self._held is not None:
-                self._free.append(self._held)
-                self._changed.notify_all()
-            self._held = batch
+        batch, sent = self._sent.popleft()
+        if self._held is not None:
+            self._free.append(self._held)
+        self._held = batch
+        # What is drawn already goes on its way to the device while this one is learned from.
+        if self._asked and self.sampler.native.ready():
+            self._send(None)
         return self._transfer.arrive(sent)
 
+    def _send(self, timeout: float | None) -> None:
+        try:
+            drawn = self.sampler.native.take(timeout)
+        except NothingToSample:
+            self._free.append(self._asked.popleft())
+            raise
+        self._require_open()  # another thread may have closed it
+        if not drawn:
+            raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
+        batch = self._asked.popleft()
+        try:
+            self._sent.append((batch, self._transfer.send(batch)))
+        except BaseException:
+            self._free.append(batch)
+            raise
+
     def close(self) -> None:
-        """End the thread. Again is harmless."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        """End the thread; what was started is not drawn any more. Again is harmless."""
+        if not self._closed:
+            self._closed = True
+            self.sampler.native.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -215,37 +213,5 @@ class ReplayPipeline:
         self.close()
 
     def _require_open(self) -> None:
-        if self._closing:
+        if self._closed:
             raise MemlaneError("the pipeline was used after close()")
-
-    # ------------------------------------------------------------------------------------------------------- thread
-
-    def _work(self) -> None:
-        while (batch := self._next()) is not None:
-            result: tuple[Batch, Any] | BaseException
-            try:
-                drawn = self._draw(batch)
-                if not drawn:
-                    return
-                result = (batch, self._transfer.send(batch))
-            except BaseException as error:  # the learner's to see, whatever it is
-                result = error
-            with self._changed:
-                if isinstance(result, BaseException):
-                    self._free.append(batch)
-                self._asked -= 1
-                self._done.append(result)
-                self._changed.notify_all()
-
-    def _next(self) -> Batch | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing or (self._asked and self._free))
-            return None if self._closing else self._free.popleft()
-
-    def _draw(self, batch: Batch) -> bool:
-        """False if the pipeline is closed meanwhile."""
-        while not self._closing:
-            with contextlib.suppress(WaitTimeout):
-                self.sampler.sample(self.batch_size, out=batch, beta=self.beta, timeout=_SLICE)
-                return True
-        return False

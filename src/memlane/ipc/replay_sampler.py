@@ -69,7 +69,7 @@ class ReplaySampler:
             seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
         offsets = _offsets(self.dtype)
         stepped = bool(replay.streams)
-        self._native = _native.Sampler(
+        self.native = _native.Sampler(
             replay.native,
             dice,
             None if seed is None else operator.index(seed) % 2**64,
@@ -101,8 +101,7 @@ class ReplaySampler:
         ``NothingToSample`` if there is none. Where a limiter holds samplers back, this waits: until ``timeout``
         (``WaitTimeout``) or the death of one of ``peers`` (``PeerDied``).
         """
-        if not self._leave.alive:
-            raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); make another")
+        self.require_open()
         if out is None:
             _require_some(batch_size)
             out = self.batch(batch_size, self._spares.of(self.dtype.itemsize * batch_size * self.length))
@@ -111,8 +110,12 @@ class ReplaySampler:
                 f"out must be what this sampler's batch({batch_size}) returned, found one of {out.shape[0]} rows of "
                 f"{list(out)}"
             )
-        self._native.sample(out.block, beta, self.threads, timeout, peers)
+        self.native.sample(out.block, beta, self.threads, timeout, peers)
         return out
+
+    def require_open(self) -> None:
+        if not self._leave.alive:
+            raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); make another")
 
     def close(self) -> None:
         """Give the place to the next sampler. Again is harmless."""

@@ -1,0 +1,124 @@
+#include "drawer.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include <pthread.h>
+
+#include "clock.hpp"
+#include "own_signals.hpp"
+#include "process.hpp"
+
+namespace memlane {
+
+bool Drawer::here() const { return shared_ && shared_->process == this_process(); }
+
+void Drawer::ask(std::int64_t count, std::byte *out, double beta, int threads) {
+    if (!here()) {
+        let_go();
+        shared_ = std::make_shared<Shared>();
+        shared_->process = this_process();
+        const OwnSignals own;
+        shared_->thread = std::thread([this, state = shared_] { work(*state); });
+    }
+    const std::lock_guard lock(shared_->mutex);
+    shared_->jobs.push_back({count, out, beta, threads});
+    shared_->changed.notify_all();
+}
+
+Drawn Drawer::oldest() const {
+    if (!here())
+        return Drawn::not_yet;
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->done > 0 ? shared_->jobs.front().drawn : Drawn::not_yet;
+}
+
+void Drawer::take() {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->jobs.pop_front();
+    --shared_->done;
+}
+
+std::size_t Drawer::asked() const {
+    if (!here())
+        return 0;
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->jobs.size();
+}
+
+void Drawer::wait(Shared &shared, std::int64_t deadline_ns) {
+    std::unique_lock lock(shared.mutex);
+    const std::int64_t left = deadline_ns - now_ns();
+    if (left > 0)
+        shared.changed.wait_for(lock, std::chrono::nanoseconds(left), [&] { return shared.done > 0 || shared.stopping; });
+}
+
+std::shared_ptr<Drawer::Shared> Drawer::let_go() {
+    if (shared_ && !here()) {
+        // Forked: the thread is not here, and nobody knows how it left its locks. It is left as it is, for ever.
+        shared_->thread.detach();
+        new std::shared_ptr<Shared>(std::move(shared_));
+        shared_ = nullptr;
+    }
+    return std::exchange(shared_, nullptr);
+}
+
+void Drawer::end(Shared *shared) {
+    if (shared == nullptr)
+        return;
+    {
+        const std::lock_guard lock(shared->mutex);
+        shared->stopping = true;
+        shared->changed.notify_all();
+    }
+    shared->thread.join();
+}
+
+void Drawer::work(Shared &state) {
+    pthread_setname_np(pthread_self(), "memlane-drawer");
+    std::unique_lock lock(state.mutex);
+    for (;;) {
+        state.changed.wait(lock, [&] { return state.stopping || state.done < state.jobs.size(); });
+        if (state.stopping)
+            return;
+        Job &job = state.jobs[state.done]; // a deque: others may be added behind it, and only what is done is taken
+        lock.unlock();
+        const bool let_pass = wait_for_limiter(state, job.count);
+        Drawn drawn = Drawn::not_yet;
+        if (let_pass) {
+            drawn = sampler_.sample(job.count, job.out, job.beta, job.threads) ? Drawn::whole : Drawn::nothing_there;
+            if (drawn == Drawn::whole)
+                signal_add(replay_.control().sampled, job.count);
+            else
+                replay_.refund_samples(job.count);
+        }
+        lock.lock();
+        if (!let_pass)
+            return;
+        job.drawn = drawn;
+        ++state.done;
+        state.changed.notify_all();
+    }
+}
+
+bool Drawer::wait_for_limiter(Shared &state, std::int64_t count) {
+    if (replay_.admit_samples(count))
+        return true;
+    replay_.control().admitted.held_samplers.fetch_add(1, std::memory_order_relaxed);
+    Spin spin(0);
+    SignalCell &added = replay_.control().added;
+    for (;;) {
+        // The signal is read before the attempt: what changes after it ends the wait at once.
+        const std::int64_t seen = see(added.value);
+        if (replay_.admit_samples(count))
+            return true;
+        {
+            const std::lock_guard lock(state.mutex);
+            if (state.stopping)
+                return false;
+        }
+        signal_wait(added, seen + 1, now_ns() + slice_ns, {}, spin);
+    }
+}
+
+} // namespace memlane
