@@ -205,6 +205,9 @@ class OffPolicy(Algorithm):
     ``action``."""
 
     replay: Replay | None = None
+    _owed = 0.0
+    """Gradient steps that the transitions so far have earned and that were not made yet: a fraction."""
+    _pipeline: ReplayPipeline | None = None
 
     def action(self) -> FieldSpec:
         """The field of an action in a row of the replay."""
@@ -223,7 +226,6 @@ class OffPolicy(Algorithm):
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
         self._pipeline = ReplayPipeline(self._sampler, config.batch, device=self.device)
-        self._owed = 0.0
         collect = Collector(self.replay, type(self).make_policy, config, self.seed, first_rollout, fresh_every)
         slot = slot_fields(config.steps, self.num_envs)
         self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
@@ -268,6 +270,7 @@ class OffPolicy(Algorithm):
         assert self.weights is not None
         told: dict[str, list[float]] = {name: [] for name in (*self.learner.told, "sample_age")}
         pipeline = self._pipeline
+        assert pipeline is not None
         pipeline.beta = self.config.beta + (1 - self.config.beta) * share
         now = self.weights.version
         for step in range(steps):
@@ -295,7 +298,7 @@ class OffPolicy(Algorithm):
     def checkpoint(self) -> dict[str, Any]:
         if self.replay is not None and not self.deterministic:
             self.save_replay()
-        return {**super().checkpoint(), "owed": getattr(self, "_owed", 0.0)}
+        return {**super().checkpoint(), "owed": self._owed}
 
     def restore(self, checkpoint: Mapping[str, Any], folder: str | Path | None = None) -> None:
         super().restore(checkpoint)
@@ -305,8 +308,8 @@ class OffPolicy(Algorithm):
             self.replay = Replay.load(Path(folder) / REPLAY)
 
     def close(self) -> None:
-        if (pipeline := getattr(self, "_pipeline", None)) is not None:
-            pipeline.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         super().close()
         if self.replay is not None:
             self.replay.close()
