@@ -10,6 +10,7 @@ import sys
 
 sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
+import contextlib
 import functools
 import gc
 import time
@@ -21,7 +22,7 @@ import numpy as np
 from harness import Contender, Expectation, Report, Table, bare, bare_skip, best, parser, race, ratio
 from numpy.typing import NDArray
 
-from memlane.ipc import Replay, ReplayBuffer
+from memlane.ipc import Replay, ReplayBuffer, ReplayPipeline
 
 BLOCKS = 3
 PRIORITY = 0.6
@@ -306,6 +307,63 @@ def prioritised(shape: Shape, rows: int, batch: int, options: Any) -> Table:
     return race_of(title, f"{batch} rows", entries, options, 10 if options.quick else 40)
 
 
+def overlapping(shape: Shape, rows: int, batch: int, options: Any) -> Table:
+    """A learner that computes on each batch: drawn by a pipeline meanwhile, or in between."""
+    import torch
+
+    torch.set_num_threads(1)
+    replay = memlane_replay(shape, rows, alpha=PRIORITY)
+    network = torch.nn.Sequential(torch.nn.Linear(shape.obs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+
+    def compute(given: dict[str, Any]) -> None:
+        network(given["obs"].float()).square().mean().backward()
+
+    def pipelined() -> Callable[[], object]:
+        pipeline = ReplayPipeline(replay.sampler(seed=0), batch)
+
+        def turn() -> None:
+            if not pipeline.started:
+                pipeline.start()
+            given = pipeline.consume()
+            pipeline.start()
+            compute(given)
+
+        return turn
+
+    def in_between() -> Callable[[], object]:
+        sampler = replay.sampler(seed=0)
+        out = sampler.batch(batch)
+        return lambda: compute(sampler.sample(batch, out=out).torch())
+
+    def alone() -> Callable[[], object]:
+        given = replay.sampler(seed=0).sample(batch).torch()
+        return lambda: compute(given)
+
+    entries: dict[str, Callable[[], Callable[[], object]]] = {
+        "memlane": pipelined,
+        "memlane, drawn in between": in_between,
+        "limit: the computation alone": alone,
+    }
+    title = f"learn from {batch} of {rows:,} rows by priority, {shape}"
+    return race_of(title, f"{batch} rows drawn and learned from", entries, options, 10 if options.quick else 40)
+
+
+def bytes_of_rows(shape: Shape, rows: int) -> dict[str, float]:
+    """What each takes for a transition with its next observation."""
+    found = {"memlane": memlane_replay(shape, rows).bytes_per_transition}
+    made: dict[str, Callable[[], float]] = {
+        "SB3": lambda: sum(one.nbytes for one in vars(sb3_buffer(shape, rows)).values() if isinstance(one, np.ndarray)),
+        "cpprb": lambda: sum(
+            one.nbytes for one in cpprb_buffer("ReplayBuffer", shape, rows).get_all_transitions().values()
+        ),
+        "torchrl": lambda: sum(one.nbytes for one in torchrl_buffer(shape, rows, 1)[:].values()),
+    }
+    for name, many in made.items():
+        with contextlib.suppress(ImportError):
+            found[name] = many() / rows
+    return found
+
+
 def pixels(rows: int, batch: int, options: Any) -> tuple[Table, dict[str, float]]:
     """Four frames of 84 x 84 bytes, of one environment with episodes of 500 steps."""
     draw = np.random.default_rng(3)
@@ -421,6 +479,18 @@ def main() -> None:
                 at_least=3,
             )
         )
+    table = report.add(overlapping(small, rows, 4096, options))
+    report.expect(
+        Expectation(
+            "a pipeline hides some of the drawing behind the computation",
+            ratio(table["memlane, drawn in between"], table["memlane"]),
+            at_least=1,
+        )
+    )
+    print("\nmemory for each transition:")
+    for shape in (small, Shape(48, 12)):
+        each = ", ".join(f"{name} {many:,.0f} bytes" for name, many in bytes_of_rows(shape, 10_000).items())
+        print(f"  {shape}: {each}")
     table, bytes_each = pixels(2_000 if options.quick else 20_000, 64, options)
     report.add(table)
     print("\nmemory for each transition of pixels:")

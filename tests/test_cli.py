@@ -239,6 +239,7 @@ def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
     assert out.count(b"\n") <= 1  # a quick machine has got as far as the title
 
 
+@pytest.mark.soak
 def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: Path, tmp_path: Path) -> None:
     assert memlane("build", source).returncode == 0
     limits = ("--num-envs", "4", "--set", "steps=8", "epochs=1")

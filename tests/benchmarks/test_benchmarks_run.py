@@ -30,11 +30,11 @@ HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-# These import and fill everybody's buffers, or a process for each turn does: a minute, for the soak.
-SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("replay", "vector_envs", "native_envs")]
+# One of them in CI, to see that the harness works; the others take seconds to minutes.
+SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs")
 
 
-@pytest.fixture(scope="module", params=["signal", "rows", "ring", "weights", *SLOW])
+@pytest.fixture(scope="module", params=["signal", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
     """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
@@ -56,6 +56,7 @@ WANTED = {
         "add one row, obs 17, act 6": ["memlane", "SB3"],
         "sample 256 of 50,000 rows by priority and update them, obs 17, act 6": ["memlane"],
         "sample 4096 of 50,000 rows by priority and update them, obs 17, act 6": ["memlane"],
+        "learn from 4096 of 50,000 rows by priority, obs 17, act 6": ["memlane", "limit"],
         "sample 64 of 2,000 transitions of 4 x 84 x 84 pixels, with the next ones": ["memlane", "SB3"],
     },
     "rows": {

@@ -81,3 +81,16 @@ def test_without_stable_baselines3_the_example_says_how_to_install_it(tmp_path: 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert done.stderr == "stable_baselines3 is not installed: pip install 'memlane[sb3]'\n"
+
+
+def test_sac_in_a_single_file_learns_from_its_replay(tmp_path: Path) -> None:
+    printed = run(tmp_path, "sac_single_file", "--max-steps", "3000", "--warm-up", "500", "--batch", "32")
+    assert re.search(r"(solved|stopped) after 3,\d+ steps", printed), printed
+    assert "memlane.train" not in (EXAMPLES / "sac_single_file.py").read_text()
+
+
+def test_a_replay_in_a_file_outlives_three_kills(tmp_path: Path) -> None:
+    printed = run(tmp_path, "resume_replay", "--file", "replay.memlane")
+    assert printed.count("killed after") == 3
+    assert "all whole" in printed
+    assert (tmp_path / "replay.memlane").exists()

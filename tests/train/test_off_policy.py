@@ -127,10 +127,22 @@ def test_the_targets_of_sac_are_those_of_the_paper() -> None:
 def test_the_temperature_rises_while_the_policy_is_surer_than_it_should_be() -> None:
     config = sac.SACConfig(network=SMALL, target_entropy=50.0)
     learner = sac.Learner(SEEN, PUSH, config)
-    before = float(learner.temperature)
+    before = learner.temperature.value
     for _ in range(5):
         learner.update(batch_of(8, torch.rand(8, 1)), 0.0)
-    assert float(learner.temperature) > before
+    assert learner.temperature.value > before
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=20))
+@settings(deadline=None, max_examples=30)
+def test_the_temperature_goes_where_torchs_adam_would_take_it(excesses: list[float]) -> None:
+    mine, log = sac.Temperature(0.0, 1e-2), torch.zeros((), dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([log], lr=1e-2)
+    for excess in excesses:
+        mine.learn(excess)
+        log.grad = torch.tensor(-excess, dtype=torch.float64)
+        adam.step()
+    assert mine.log == pytest.approx(float(log.detach()), abs=1e-9)
 
 
 def test_targets_follow_by_their_share() -> None:

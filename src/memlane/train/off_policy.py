@@ -50,6 +50,7 @@ class OffPolicyConfig:
     """How far the target networks follow in one gradient step."""
     reward_scale: float = 1.0
     max_grad_norm: float = 10.0
+    """0: gradients are taken as they are."""
     alpha: float = 0.0
     """Priorities: to what power of its error a transition is drawn; 0: all alike."""
     beta: float = 0.4
@@ -318,8 +319,8 @@ class OffPolicy(Algorithm):
 def follow(target: torch.nn.Module, source: torch.nn.Module, tau: float) -> None:
     """Move the target networks a little towards those that learn."""
     with torch.no_grad():
-        for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
-            mine.lerp_(theirs, tau)
+        # One call for all of them instead of one each: a tenth of a small network's gradient step.
+        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
 
 
 def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -330,9 +331,12 @@ def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], max_norm)
+    """Of the parameters of the optimiser alone, whatever else the loss depends on."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    if max_norm:
+        nn.utils.clip_grad_norm_(parameters, max_norm)
     optimizer.step()
 
 
