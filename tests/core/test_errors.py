@@ -13,6 +13,7 @@ from memlane.core import MemlaneError, Peer, PeerDied, StaleViewWarning
 BUILT_INS: dict[str, type[Exception]] = {
     "BudgetError": MemoryError,
     "LayoutError": ValueError,
+    "NothingToSample": LookupError,
     "PeerDied": ConnectionError,
     "SegmentClosed": ValueError,
     "SegmentError": ValueError,
