@@ -214,8 +214,12 @@ _LIKELY: dict[int, str] = {
 def _stat(pid: int) -> tuple[str, int] | None:
     """State letter and start time (clock ticks since boot) of a process, or None if there is none."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            line = file.read()
+        # Not a file object: a signal handler that leaves the program right here would leave it to warn about itself.
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            line = os.read(descriptor, 4096)
+        finally:
+            os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command's name stands in parentheses and may itself contain some: what counts begins after the last one.
