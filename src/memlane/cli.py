@@ -6,6 +6,7 @@ To add one, write the function and put it into ``COMMANDS``. What is slow to imp
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shlex
 import sys
@@ -310,8 +311,13 @@ def _warm_up() -> None:
     time where a second core is idle, and none where both are taken."""
     _need_torch()
     from memlane.ipc.collectors import start_server
+    from memlane.train.interrupts import uninterrupted
 
     start_server()
+    with uninterrupted() as interrupted:  # in the middle of its own import, torch answers Ctrl-C with an abort
+        importlib.import_module("torch")
+    if interrupted():
+        raise KeyboardInterrupt
 
 
 def _need_torch() -> None:
