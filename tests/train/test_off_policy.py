@@ -179,8 +179,9 @@ def trip_through(*episodes: tuple[int, str], steps: int) -> tuple[Replay, Slot]:
     actor = dqn.QNetwork(env.single_observation_space, env.single_action_space, dqn.DQNConfig(network=SMALL))
     slot = Slot({name: np.zeros(shape, dtype) for name, (dtype, shape) in slot_fields(steps, 1).items()})
     trip = Trip(env, actor, replay.writer(), lambda: False)
+    trip.version = 7
     trip.begin(0)
-    trip.fill(slot, steps, version=7)
+    trip.fill(slot, steps)
     env.close()
     return replay, slot
 

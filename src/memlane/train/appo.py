@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, TakenSlot, WeightSubscriber
+from memlane.ipc.protocols import CollectorContext, Slot, TakenSlot
 from memlane.ipc.tensors import layout_of
+from memlane.train import collecting
+from memlane.train.collecting import episode_fields, episodes_of
 from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics
-from memlane.train.runner import Algorithm, episodes_of
+from memlane.train.runner import Algorithm, require_at_least_one
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,7 @@ class APPOConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "epochs", "minibatch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        require_at_least_one(self, "steps", "epochs", "minibatch")
         for name, known in (
             ("schedule", ("constant", "linear", "adaptive")),
             ("clip_schedule", ("constant", "linear")),
@@ -86,72 +86,34 @@ def slot_fields(
         "truncated": ("bool", rows),
         "valid": ("bool", rows),
         "begins": ("bool", (steps + 1, envs)),
-        "episode_returns": ("float32", rows),
-        "episode_lengths": ("int32", rows),
+        **episode_fields(steps, envs),
     }
     if lstm:
         made["state"] = ("float32", (2, 1, envs, lstm))
     return made
 
 
-@dataclass(frozen=True)
-class Collector:
-    """``collect`` for APPO. In deterministic mode everything begins anew every ``fresh_every`` rollouts, from seeds
-    that depend on nothing but the rollout's number: so does whoever resumes there."""
+class Collector(collecting.Collector):
+    """``collect`` for APPO."""
 
-    config: APPOConfig
-    seed: int
-    first_rollout: int = 0
-    fresh_every: int = 0
-
-    def __call__(self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext) -> None:
-        torch.set_num_threads(1)
-        steps = self.config.steps
-        policy = ActorCritic(env.single_observation_space, env.single_action_space, self.config.network)
-        tensors = policy.state_dict()
-        trip = Trip(env, policy)
-        while True:
-            with sink.open() as slot:
-                version = weights.read(tensors)
-                number = self.first_rollout + context.rollout
-                if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
-                    life = number if self.fresh_every else self.first_rollout + 1_000_003 * context.incarnation
-                    trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
-                env_ns, policy_ns = trip.fill(slot, steps)
-                slot.commit(policy_version=version, rows=steps * trip.envs)
-            context.tell(steps=steps * trip.envs, env_ns=env_ns, policy_ns=policy_ns)
+    def trip(self, env: Any, context: CollectorContext) -> Trip:  # noqa: ARG002
+        return Trip(env, ActorCritic(env.single_observation_space, env.single_action_space, self.config.network))
 
 
-class Trip:
-    """Environments on their way, from rollout to rollout."""
-
-    def __init__(self, env: Any, policy: ActorCritic) -> None:
-        self.env = env
-        self.policy = policy
-        self.envs = int(env.num_envs)
-        self.space = env.single_observation_space
-        self.names = list(parts_of(self.space))
-        self.begun = False
-
+class Trip(collecting.Trip):
     def begin(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.observations, _ = self.env.reset(seed=seed % 2**31)
+        super().begin(seed)
+        self.names = list(parts_of(self.space))
         self.state: State | None = self.policy.no_state(self.envs)
-        self.valid = np.ones(self.envs, np.bool_)
         self.begins = np.ones(self.envs, np.bool_)
-        self.returns = np.zeros(self.envs)
-        self.lengths = np.zeros(self.envs, np.int32)
-        self.begun = True
 
     def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
-        """One rollout; how long the environments took, and the policy."""
         env_ns = policy_ns = 0
         views = {name: slot[name] for name in slot}
         arrays = {name: views[f"obs.{name}"] for name in self.names}
         if self.state is not None:
             views["state"][...] = torch.stack(self.state).numpy()
-        finished, lengths = views["episode_returns"], views["episode_lengths"]
-        finished[...] = np.nan
+        self.episodes.open(slot)
         for t in range(steps):
             begin = time.perf_counter_ns()
             self._look(arrays, t)
@@ -168,11 +130,7 @@ class Trip:
             after = time.perf_counter_ns()
             views["rewards"][t], views["terminated"][t], views["truncated"][t] = rewards, terminated, truncated
             ended = terminated | truncated
-            self.returns += rewards
-            self.lengths += self.valid
-            if ended.any():
-                finished[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
-                self.returns[ended] = self.lengths[ended] = 0
+            self.episodes.step(t, rewards, self.valid, ended)
             # In the place of the next step, those that ended are reset; the one after that begins an episode.
             self.begins = ~self.valid
             self.valid = ~ended
@@ -403,7 +361,7 @@ class APPO(Algorithm):
 
     def begin(self, first_rollout: int, fresh_every: int) -> None:
         first = self.learner.tensors()
-        collect = Collector(self.config, self.seed, first_rollout, fresh_every)
+        collect = Collector(config=self.config, seed=self.seed, first_rollout=first_rollout, fresh_every=fresh_every)
         slot = slot_fields(
             self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
         )

@@ -8,9 +8,9 @@ limiter; credits keep the collectors close to the weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,13 +19,15 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.ipc.protocols import CollectorContext, RolloutSink, Slot, WeightSubscriber
+from memlane.ipc.protocols import CollectorContext, Slot
 from memlane.ipc.replay import Limiter, Replay, ReplayWriter
 from memlane.ipc.replay_pipelines import ReplayPipeline
 from memlane.ipc.tensors import layout_of
+from memlane.train import collecting
+from memlane.train.collecting import episode_fields, episodes_of
 from memlane.train.networks import NetworkConfig, arrays_of, parts_of
 from memlane.train.run import Metrics
-from memlane.train.runner import Algorithm, episodes_of
+from memlane.train.runner import Algorithm, require_at_least_one
 
 REPLAY = "replay.memlane"
 """In the run's folder, beside the checkpoint."""
@@ -59,9 +61,7 @@ class OffPolicyConfig:
     """Observations are taken as they are: rows in the replay would not follow a normaliser that moves."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "capacity", "warm_up", "batch", "n_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, found {getattr(self, name)}")
+        require_at_least_one(self, "steps", "capacity", "warm_up", "batch", "n_step")
         if not self.samples_per_insert > 0:
             raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
         if self.warm_up > self.capacity:
@@ -104,88 +104,54 @@ def row_fields(observations: Space[Any], action: FieldSpec) -> dict[str, FieldSp
 
 def slot_fields(steps: int, envs: int) -> dict[str, FieldSpec]:
     """What a collector tells of a rollout besides its transitions."""
-    return {
-        "transitions": ("int64", ()),
-        "episode_returns": ("float32", (steps, envs)),
-        "episode_lengths": ("int32", (steps, envs)),
-    }
+    return {"transitions": ("int64", ()), **episode_fields(steps, envs)}
 
 
-@dataclass(frozen=True)
-class Collector:
-    """``collect`` for off-policy algorithms; see ``appo.Collector`` for ``fresh_every``."""
+@dataclass(frozen=True, kw_only=True)
+class Collector(collecting.Collector):
+    """``collect`` for off-policy algorithms."""
 
     replay: Replay
     make_policy: MakePolicy
-    config: Any
-    seed: int
-    first_rollout: int = 0
-    fresh_every: int = 0
 
-    def __call__(self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext) -> None:
-        torch.set_num_threads(1)
+    def trip(self, env: Any, context: CollectorContext) -> Trip:
         actor = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
-        tensors = actor.state_dict()
         envs = int(env.num_envs)
         writer = self.replay.writer(range(context.worker * envs, (context.worker + 1) * envs))
-        trip = Trip(env, actor, writer, lambda: self.replay.added < self.config.warm_up)
-        while True:
-            with sink.open() as slot:
-                version = weights.read(tensors)
-                number = self.first_rollout + context.rollout
-                if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
-                    life = number if self.fresh_every else self.first_rollout + 1_000_003 * context.incarnation
-                    trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
-                env_ns, policy_ns = trip.fill(slot, self.config.steps, version)
-                slot.commit(policy_version=version, rows=self.config.steps * envs)
-            context.tell(steps=self.config.steps * envs, env_ns=env_ns, policy_ns=policy_ns)
+        return Trip(env, actor, writer, warming_up=lambda: self.replay.added < self.config.warm_up)
 
 
-class Trip:
-    """Environments on their way, from rollout to rollout."""
+class Trip(collecting.Trip):
+    policy: Actor
 
-    def __init__(self, env: Any, actor: Actor, writer: ReplayWriter, warming_up: Any) -> None:
-        self.env, self.actor, self.writer, self.warming_up = env, actor, writer, warming_up
-        self.envs = int(env.num_envs)
-        self.space = env.single_observation_space
-        self.begun = False
+    def __init__(self, env: Any, policy: Actor, writer: ReplayWriter, warming_up: Callable[[], bool]) -> None:
+        super().__init__(env, policy)
+        self.writer, self.warming_up = writer, warming_up
 
     def begin(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        observations, _ = self.env.reset(seed=seed % 2**31)
-        self.seen = self._copies(observations)
-        self.valid = np.ones(self.envs, np.bool_)
-        self.returns = np.zeros(self.envs)
-        self.lengths = np.zeros(self.envs, np.int32)
+        super().begin(seed)
+        self.seen = self._copies(self.observations)
         self.writer.cut()
-        self.begun = True
 
-    def fill(self, slot: Slot, steps: int, version: int) -> tuple[int, int]:
-        """One rollout; how long the environments took, and the policy."""
+    def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
         env_ns = policy_ns = transitions = 0
-        finished, lengths = slot["episode_returns"], slot["episode_lengths"]
-        finished[...] = np.nan
+        self.episodes.open(slot)
         for t in range(steps):
             begin = time.perf_counter_ns()
             if self.warming_up():
-                actions = self.actor.anything(self.envs)
+                actions = self.policy.anything(self.envs)
             else:
-                actions = self.actor.explore({name: torch.from_numpy(value) for name, value in self.seen.items()})
+                actions = self.policy.explore({name: torch.from_numpy(value) for name, value in self.seen.items()})
             between = time.perf_counter_ns()
-            observations, rewards, terminated, truncated, _ = self.env.step(self.actor.for_env(actions))
+            observations, rewards, terminated, truncated, _ = self.env.step(self.policy.for_env(actions))
             after = time.perf_counter_ns()
             next_seen = self._copies(observations)
             ended = terminated | truncated
             row = {f"obs.{name}": value for name, value in self.seen.items()}
             row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
             final = {f"obs.{name}": value for name, value in next_seen.items()} if ended.any() else None
-            # Where the last step ended an episode, this one only reset the environment.
-            transitions += self.writer.add(row, final=final, skip=~self.valid, version=version)
-            self.returns += rewards
-            self.lengths += self.valid
-            if ended.any():
-                finished[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
-                self.returns[ended] = self.lengths[ended] = 0
+            transitions += self.writer.add(row, final=final, skip=~self.valid, version=self.version)
+            self.episodes.step(t, rewards, self.valid, ended)
             self.valid = ~ended
             self.seen = next_seen
             policy_ns += between - begin
@@ -210,9 +176,9 @@ class OffPolicy(Algorithm):
     """Gradient steps that the transitions so far have earned and that were not made yet: a fraction."""
     _pipeline: ReplayPipeline | None = None
 
+    @abstractmethod
     def action(self) -> FieldSpec:
         """The field of an action in a row of the replay."""
-        raise NotImplementedError
 
     def begin(self, first_rollout: int, fresh_every: int) -> None:
         if self.deterministic and self.num_collectors > 1:
@@ -227,7 +193,10 @@ class OffPolicy(Algorithm):
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
         self._pipeline = ReplayPipeline(self._sampler, config.batch, device=self.device)
-        collect = Collector(self.replay, type(self).make_policy, config, self.seed, first_rollout, fresh_every)
+        collect = Collector(
+            config=config, seed=self.seed, first_rollout=first_rollout, fresh_every=fresh_every,
+            replay=self.replay, make_policy=type(self).make_policy,
+        )  # fmt: skip
         slot = slot_fields(config.steps, self.num_envs)
         self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
 
@@ -262,7 +231,7 @@ class OffPolicy(Algorithm):
         self._owed -= steps
         told = self._gradient_steps(steps, share)
         told |= {"samples_per_insert": self.replay.samples_per_insert, "replay_size": float(self.replay.size)}
-        if whole:  # before the collectors go on: in deterministic mode the file is what it would be without them
+        if whole and self.deterministic:  # before the collectors go on: it is what a resumed run would have
             self.save_replay()
         return self.metrics(episodes, lags, told, begin, waited)
 
@@ -301,12 +270,11 @@ class OffPolicy(Algorithm):
             self.save_replay()
         return {**super().checkpoint(), "owed": self._owed}
 
-    def restore(self, checkpoint: Mapping[str, Any], folder: str | Path | None = None) -> None:
+    def restore(self, checkpoint: Mapping[str, Any]) -> None:
         super().restore(checkpoint)
         self._owed = checkpoint["owed"]
-        folder = folder or (self.run.folder if self.run is not None else None)
-        if folder is not None:
-            self.replay = Replay.load(Path(folder) / REPLAY)
+        if self.run is not None:
+            self.replay = Replay.load(self.run.folder / REPLAY)
 
     def close(self) -> None:
         if self._pipeline is not None:
@@ -340,9 +308,9 @@ def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: floa
     optimizer.step()
 
 
-def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int, *, layer_norm: bool = False) -> nn.Sequential:
+def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in hidden:
-        layers += [nn.Linear(size, width), *([nn.LayerNorm(width)] if layer_norm else []), nn.ReLU()]
+        layers += [nn.Linear(size, width), nn.ReLU()]
         size = width
     return nn.Sequential(*layers, nn.Linear(size, outputs))

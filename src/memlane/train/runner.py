@@ -10,35 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium import Space
 from torch import Tensor
 
 from memlane.ipc.async_runner import AsyncRunner
-from memlane.ipc.protocols import TakenSlot
 from memlane.train.environments import Make, make_envs
 from memlane.train.interrupts import uninterrupted
 from memlane.train.networks import NetworkConfig
 from memlane.train.run import Metrics, Run
-
-Episodes = tuple[list[float], list[int]]
-"""Returns and lengths of those that ended."""
-
-
-def episodes_of(slots: list[TakenSlot]) -> Episodes:
-    """Every collector tells where an episode ended in ``episode_returns``, which is nan elsewhere."""
-    returns = np.concatenate([slot["episode_returns"].ravel() for slot in slots])
-    lengths = np.concatenate([slot["episode_lengths"].ravel() for slot in slots])
-    ended = ~np.isnan(returns)
-    return returns[ended].tolist(), lengths[ended].tolist()
-
-
-class Policy(Protocol):
-    """What acts, wherever it was trained."""
-
-    def act_best(self, observations: dict[str, Tensor], state: Any) -> tuple[Tensor, Any]: ...
-    def no_state(self, environments: int) -> Any: ...
 
 
 class Learner(Protocol):
@@ -170,7 +150,12 @@ class Algorithm(AsyncRunner):
                     run.close()
 
     def metrics(
-        self, episodes: Episodes, lags: list[int], told: dict[str, float], begin_ns: int, waited_ns: int
+        self,
+        episodes: tuple[list[float], list[int]],
+        lags: list[int],
+        told: dict[str, float],
+        begin_ns: int,
+        waited_ns: int,
     ) -> Metrics:
         """Publish what was learned, and say what there is to say of the update that began at ``begin_ns``."""
         version = self.publish(self.learner.tensors())
@@ -224,3 +209,9 @@ def config_of(kind: type[Any], given: Mapping[str, Any]) -> Any:
     if isinstance(network, Mapping):
         network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
     return replace(kind(**told), network=network)
+
+
+def require_at_least_one(config: Any, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
