@@ -15,6 +15,7 @@ struct PlainArray {
     std::byte *data;
     std::span<const npy_intp> shape;
     PyObject *dtype;
+    bool writeable;
 
     // Whether `object` is such an array; if so, it is seen.
     static bool see(PyObject *object, PlainArray &array) {
@@ -28,7 +29,8 @@ struct PlainArray {
             return false;
         array = {reinterpret_cast<std::byte *>(fields->data),
                  {fields->dimensions, static_cast<std::size_t>(fields->nd)},
-                 reinterpret_cast<PyObject *>(fields->descr)};
+                 reinterpret_cast<PyObject *>(fields->descr),
+                 (fields->flags & NPY_ARRAY_WRITEABLE) != 0};
         return true;
     }
 };

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -14,6 +13,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
+#include "bindings_look.hpp"
 #include "weights.hpp"
 
 namespace memlane {
@@ -22,22 +22,22 @@ namespace memlane {
 // `same` and `fits` look only for what can have changed.
 class Parts {
   public:
-    // name, tensor, offset in the block, address, bytes, whether the address is the tensor's own (not a twin's).
-    using Given = std::tuple<nb::object, nb::object, std::size_t, std::uintptr_t, std::size_t, bool>;
+    // name, tensor, offset in the block, the tensor or its twin, the address of that, bytes.
+    using Given = std::tuple<nb::object, nb::object, std::size_t, nb::object, std::uintptr_t, std::size_t>;
 
-    Parts(const std::vector<Given> &given, bool writeable) : writeable_(writeable) {
-        for (const auto &[name, tensor, offset, address, bytes, own] : given) {
+    Parts(const std::vector<Given> &given, bool writeable) {
+        for (const auto &[name, tensor, offset, source, address, bytes] : given) {
             if (bytes > SIZE_MAX - offset)
                 throw nb::value_error("a part ends beyond all memory");
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             reach = std::max(reach, offset + bytes);
-            known_.push_back({name, tensor, own, ask_of(tensor)});
-            plain_ = plain_ && own;
+            const ExchangeTable *table = ExchangeTable::of(tensor.type());
+            known_.push_back({name, tensor, source, table, Look(source, table, writeable)});
+            plain_ = plain_ && source.is(tensor);
         }
     }
 
-    // Whether these are the tensors of the last time, in the same places. An array's address never changes while somebody
-    // else (we) refers to it; a torch tensor's can.
+    // Whether these are the tensors of the last time, in the same places.
     bool same(nb::handle tensors) const {
         return all(tensors, [&](std::size_t i, nb::handle tensor) { return is_same(i, tensor); });
     }
@@ -46,17 +46,18 @@ class Parts {
     // "no" costs the caller a closer look.
     bool fits(nb::handle tensors) {
         return all(tensors, [&](std::size_t i, nb::handle tensor) {
-            if (is_same(i, tensor))
-                return true;
-            if (!known_[i].own || !tensor.type().is(known_[i].tensor.type()))
+            Known &known = known_[i];
+            if (known.has_twin())
+                return is_same(i, tensor);
+            std::byte *data = nullptr;
+            if (!tensor.type().is(known.tensor.type()) || !known.look.matches(tensor, known.table, data))
                 return false;
-            std::byte *address = known_[i].ask.is_valid() ? matching_tensor(tensor, known_[i].tensor)
-                                                          : matching_array(tensor, known_[i].tensor);
-            if (address == nullptr)
-                return false;
-            known_[i].tensor = nb::borrow(tensor);
-            known_[i].ask = ask_of(tensor);
-            parts[i].data = address;
+            if (!tensor.is(known.tensor) || data != parts[i].data) {
+                if (is_negated(tensor))
+                    return false;
+                known.tensor = known.source = nb::borrow(tensor);
+                parts[i].data = data;
+            }
             return true;
         });
     }
@@ -69,18 +70,21 @@ class Parts {
 
   private:
     struct Known {
-        nb::object name, tensor;
-        bool own;
-        nb::object ask; // of a torch tensor: its bound method data_ptr, which saves looking it up
-    };
+        nb::object name, tensor, source;
+        const ExchangeTable *table;
+        Look look; // of the source
 
-    static nb::object ask_of(nb::handle tensor) {
-        return nb::hasattr(tensor, "data_ptr") ? nb::object(tensor.attr("data_ptr")) : nb::object();
-    }
+        bool has_twin() const { return !source.is(tensor); }
+    };
 
     bool is_same(std::size_t i, nb::handle tensor) const {
         const Known &known = known_[i];
-        return tensor.is(known.tensor) && (!known.ask.is_valid() || !known.own || answer(known.ask) == parts[i].data);
+        std::byte *data = nullptr;
+        if (!tensor.is(known.tensor))
+            return false;
+        // A twin is made for a dtype and a shape; how the tensor itself lies in memory does not matter.
+        return known.has_twin() ? is_like_its_twin(known)
+                                : known.look.matches(tensor, known.table, data) && data == parts[i].data;
     }
 
     template <class Holds> bool all(nb::handle tensors, Holds holds) const {
@@ -101,40 +105,16 @@ class Parts {
         return true;
     }
 
-    static std::byte *answer(nb::handle ask) {
-        nb::object address = nb::steal(PyObject_CallNoArgs(ask.ptr()));
-        if (!address.is_valid())
-            throw nb::python_error();
-        return reinterpret_cast<std::byte *>(PyLong_AsSize_t(address.ptr()));
+    static bool is_like_its_twin(const Known &known) {
+        return known.tensor.attr("dtype").equal(known.source.attr("dtype")) &&
+               known.tensor.attr("shape").equal(known.source.attr("shape"));
     }
 
-    // A tensor's address if it is like `known`; otherwise, or when it cannot be asked, null.
-    static std::byte *matching_tensor(nb::handle tensor, nb::handle known) {
-        try {
-            if (!tensor.attr("dtype").is(known.attr("dtype")) || !tensor.attr("shape").equal(known.attr("shape")) ||
-                !tensor.attr("device").equal(known.attr("device")))
-                return nullptr;
-            // Bits that say "negated" and "conjugated" stand beside the data, not in it.
-            if (!nb::cast<bool>(tensor.attr("is_contiguous")()) || nb::cast<bool>(tensor.attr("is_neg")()) ||
-                nb::cast<bool>(tensor.attr("is_conj")()))
-                return nullptr;
-            return answer(tensor.attr("data_ptr"));
-        } catch (nb::python_error &) {
-            return nullptr;
-        }
+    // Whether torch has yet to negate the data when it is read: that is said beside the data, not in it.
+    static bool is_negated(nb::handle tensor) {
+        return nb::hasattr(tensor, "is_neg") && nb::cast<bool>(tensor.attr("is_neg")());
     }
 
-    // Some dtypes (dates) have no buffer: null, and they are looked up in Python.
-    std::byte *matching_array(nb::handle array, nb::handle known) const {
-        Buffer given(array, writeable_), old(known, false);
-        if (!given.held || !old.held || given.view.ndim != old.view.ndim || given.view.itemsize != old.view.itemsize ||
-            std::strcmp(given.view.format, old.view.format) != 0 ||
-            !std::equal(given.view.shape, given.view.shape + given.view.ndim, old.view.shape))
-            return nullptr;
-        return static_cast<std::byte *>(given.view.buf);
-    }
-
-    bool writeable_;
     bool plain_ = true;
     std::vector<Known> known_;
 };

@@ -186,3 +186,97 @@ def test_a_negative_is_published_as_what_it_stands_for(torch: Any) -> None:
         weights.publish({"x": imaginary})
         _, out = weights.read()
         assert out["x"].tolist() == [-2]
+
+
+CHANGES_IN_PLACE = {
+    "a smaller storage": lambda torch, tensor: setattr(tensor, "data", torch.zeros(1)),
+    "a part of its own storage": lambda _, tensor: setattr(tensor, "data", tensor.data[:1]),
+    "another dtype": lambda torch, tensor: setattr(tensor, "data", tensor.data.to(torch.float64)),
+    "another dtype over its own storage": lambda torch, tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
+    "another order": lambda _, tensor: tensor.t_(),
+    "another size": lambda _, tensor: tensor.resize_(1, 2),
+    "another shape": lambda _, tensor: tensor.resize_(4),
+}
+
+
+class Older:
+    """A mixin: what torch was before it had an exchange table."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["with an exchange table", "without one"])
+@pytest.mark.parametrize("change", CHANGES_IN_PLACE)
+def test_a_tensor_that_became_another_one_in_place_is_neither_the_same_nor_fits(
+    torch: Any, change: str, older: bool
+) -> None:
+    tensor = torch.zeros(2, 2)
+    if older:
+        tensor = tensor.as_subclass(type("OlderTensor", (Older, torch.Tensor), {}))
+    parts = parts_of({"a": tensor})
+    assert parts.same({"a": tensor})
+    CHANGES_IN_PLACE[change](torch, tensor)
+    assert not parts.same({"a": tensor})
+    assert not parts.fits({"a": tensor})
+
+
+def test_a_tensor_in_pieces_that_became_another_one_in_place_is_neither_the_same_nor_fits(torch: Any) -> None:
+    tensor = torch.zeros(2, 4)[:, ::2]
+    parts = parts_of({"a": tensor})
+    assert parts.same({"a": tensor})
+    tensor.data = torch.zeros(1)  # which would be spread over the whole
+    assert not parts.same({"a": tensor})
+    assert not parts.fits({"a": tensor})
+
+
+def test_a_module_that_became_double_is_an_error_and_not_published_as_something_else(torch: Any) -> None:
+    net = torch.nn.Linear(2, 2, bias=False)
+    parameters = dict(net.named_parameters())
+    with Weights(layout_of(net.state_dict())) as weights:
+        weights.publish(parameters)
+        net.double()
+        with pytest.raises(TypeError, match=r"'weight'\] must have dtype float32, found float64"):
+            weights.publish(parameters)
+        assert weights.version == 1
+
+
+def test_nothing_is_written_beyond_a_tensor_that_shrank(torch: Any) -> None:
+    out = {"w": torch.zeros(64)}
+    with Weights(layout_of(out)) as weights:
+        weights.publish({"w": torch.ones(64)})
+        weights.read(out)
+        neighbourhood = torch.zeros(64)
+        out["w"].data = neighbourhood[:8]
+        weights.publish({"w": torch.full((64,), 7.0)})
+        with pytest.raises(ValueError, match=r"must have shape \[64\], found \[8\]"):
+            weights.read(out)
+        assert not neighbourhood.any()
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4)])
+def test_an_array_that_got_another_shape_in_place_is_neither_the_same_nor_fits(shape: tuple[int, ...]) -> None:
+    array = np.zeros((2, 2))
+    parts = parts_of({"a": array})
+    assert parts.same({"a": array})
+    array.shape = shape
+    assert not parts.same({"a": array})
+    assert not parts.fits({"a": array})
+
+
+def test_an_array_that_moved_while_it_grew_does_not_fit() -> None:
+    array = np.zeros(4)
+    parts = parts_of({"a": array})
+    array.resize(1 << 16, refcheck=False)
+    assert not parts.same({"a": array})
+    assert not parts.fits({"a": array})
+
+
+def test_an_array_that_became_read_only_is_not_read_into() -> None:
+    out = {"a": np.zeros(4)}
+    with Weights(layout_of(out)) as weights:
+        weights.publish(out)
+        weights.read(out)
+        out["a"].flags.writeable = False
+        weights.publish({"a": np.ones(4)})
+        with pytest.raises(ValueError, match="is read-only"):
+            weights.read(out)

@@ -47,7 +47,7 @@ class Parts(_native.Parts):
             unknown = [name for name in tensors if name not in layout]
             raise KeyError(f"{role} must have the names of the layout; missing {missing}, unknown {unknown}")
         self.twins: list[tuple[Tensor, Tensor]] = []
-        parts: list[tuple[str, Tensor, int, int, int, bool]] = []
+        parts: list[tuple[str, Tensor, int, Tensor, int, int]] = []
         for name, tensor in tensors.items():
             field = layout[name]
             _check(field, name, tensor, role)
@@ -57,7 +57,7 @@ class Parts(_native.Parts):
             if not _is_plain(tensor):
                 source = _twin(tensor)
                 self.twins.append((tensor, source))
-            parts.append((name, tensor, field.offset, _address(source), field.nbytes, source is tensor))
+            parts.append((name, tensor, field.offset, source, _address(source), field.nbytes))
         super().__init__(parts, writeable)
 
     def before_publish(self) -> None:

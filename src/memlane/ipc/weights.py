@@ -124,7 +124,7 @@ class Weights(Lane):
                     f"{name!r} must be contiguous {field.dtype} of at most {field.nbytes} bytes, "
                     f"found {array.dtype} of {array.nbytes}"
                 )
-            parts.append((name, array, field.offset, address(array), array.nbytes, True))
+            parts.append((name, array, field.offset, array, address(array), array.nbytes))
         return _native.Parts(parts, writeable)
 
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int:
