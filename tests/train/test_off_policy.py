@@ -23,7 +23,7 @@ from memlane.ipc import Replay
 from memlane.train import dqn, sac
 from memlane.train.algorithms import algorithm_for
 from memlane.train.networks import NetworkConfig
-from memlane.train.off_policy import REPLAY, OffPolicy, Trip, follow, row_fields, slot_fields
+from memlane.train.off_policy import REPLAY, OffPolicy, Trip, row_fields, slot_fields
 from memlane.train.presets import preset_for
 from memlane.train.run import Metrics
 
@@ -145,11 +145,14 @@ def test_the_temperature_goes_where_torchs_adam_would_take_it(excesses: list[flo
     assert mine.log == pytest.approx(float(log.detach()), abs=1e-9)
 
 
-def test_targets_follow_by_their_share() -> None:
-    mine, theirs = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    before = mine.weight.detach().clone()
-    follow(mine, theirs, 0.25)
-    assert torch.allclose(mine.weight, 0.75 * before + 0.25 * theirs.weight)
+@pytest.mark.parametrize(("every", "share"), [(0, 0.25), (1, 1.0)])
+def test_the_target_follows_by_its_share(every: int, share: float) -> None:
+    config = dqn.DQNConfig(network=SMALL, tau=0.25, target_every=every)
+    learner = dqn.Learner(SEEN, PRESS, config)
+    before = [one.clone() for one in learner.target.parameters()]
+    learner.update(batch_of(8, torch.randint(2, (8,))), 0.0)
+    for old, target, source in zip(before, learner.target.parameters(), learner.policy.parameters(), strict=True):
+        assert torch.allclose(target, old.lerp(source.detach(), share))
 
 
 def test_an_action_reaches_both_bounds_of_the_environment() -> None:

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from gymnasium import Space
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from memlane.core.layout import FieldSpec
 from memlane.ipc.protocols import CollectorContext, Slot, TakenSlot
 from memlane.ipc.tensors import layout_of
 from memlane.train import collecting
+from memlane.train.adam import Adam
 from memlane.train.collecting import episode_fields, episodes_of
 from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
 from memlane.train.returns import gae, v_trace
@@ -199,10 +200,7 @@ class Learner:
         self.config = config
         self.device = device
         self.policy = ActorCritic(observations, actions, config.network).to(device)
-        self._parameters = list(self.policy.parameters())
-        # fused: one call for all parameters instead of a dozen for each.
-        self.optimizer = torch.optim.Adam(self._parameters, lr=config.learning_rate, eps=1e-5, fused=True)
-        self.learning_rate = config.learning_rate
+        self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
 
     def tensors(self) -> dict[str, Tensor]:
         """What is published: everything that a collector needs to act, in one version."""
@@ -212,10 +210,8 @@ class Learner:
         """Learn from rollouts that are ``lag`` versions old. ``progress`` is the share of the training that is over."""
         config = self.config
         if config.schedule == "linear":
-            self.learning_rate = config.learning_rate * max(1 - progress, 0.0)
+            self.optimizer.learning_rate = config.learning_rate * max(1 - progress, 0.0)
         clip = config.clip * (max(1 - progress, 0.0) if config.clip_schedule == "linear" else 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
         valid = batch.valid
         advantages, targets, values = self.judge(batch, lag)
         explained = _explained(targets[valid], values[valid])
@@ -229,10 +225,7 @@ class Learner:
                 losses = self._losses(batch, advantages, targets, which, clip)
                 loss = losses["policy_loss"] + config.value_coef * losses["value_loss"]
                 loss = loss - config.entropy_coef * losses["entropy"]
-                self.optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm)
-                self.optimizer.step()
+                self.optimizer.step(loss, config.max_grad_norm)
                 for name, means in told.items():
                     means.append(float(losses[name].detach()))
                 kls.append(told["kl"][-1])
@@ -241,9 +234,9 @@ class Learner:
                 break
         if config.schedule == "adaptive":
             if kl > 2 * config.target_kl:
-                self.learning_rate = max(self.learning_rate / 1.5, 1e-5)
+                self.optimizer.learning_rate = max(self.optimizer.learning_rate / 1.5, 1e-5)
             elif kl < config.target_kl / 2:
-                self.learning_rate = min(self.learning_rate * 1.5, 1e-2)
+                self.optimizer.learning_rate = min(self.optimizer.learning_rate * 1.5, 1e-2)
         normalizer = self.policy.encoder.normalizer
         if normalizer is not None:  # after the update: the next version acts with what it was trained with
             seen = {name: value[:-1][valid] for name, value in batch.observations.items()}
@@ -251,20 +244,20 @@ class Learner:
             assert numbers is not None
             normalizer.update(numbers)
         averages = {name: sum(means) / max(len(means), 1) for name, means in told.items()}
-        return {**averages, "learning_rate": self.learning_rate, "explained_variance": explained}
+        return {**averages, "learning_rate": self.optimizer.learning_rate, "explained_variance": explained}
 
     def checkpoint(self) -> dict[str, Any]:
         """All that was learned, as it is now."""
         return {
             "policy": deepcopy(self.policy.state_dict()),
             "optimizer": deepcopy(self.optimizer.state_dict()),
-            "learning_rate": self.learning_rate,
+            "learning_rate": self.optimizer.learning_rate,
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         self.policy.load_state_dict(checkpoint["policy"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.learning_rate = checkpoint["learning_rate"]
+        self.optimizer.learning_rate = checkpoint["learning_rate"]
 
     @torch.no_grad()
     def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,9 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
+from memlane.train.adam import Adam, flatten
 from memlane.train.networks import Encoder
-from memlane.train.off_policy import OffPolicy, OffPolicyConfig, follow, gradient_step, relu_mlp, split
+from memlane.train.off_policy import OffPolicy, OffPolicyConfig, relu_mlp, split
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Learner:
         self.config = config
         self.policy = QNetwork(observations, actions, config).to(device)
         self.target = deepcopy(self.policy).requires_grad_(False)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, fused=True)
+        self.optimizer = Adam(self.policy.parameters(), config.learning_rate)
+        self._following = flatten(self.target.parameters())
         self.steps = 0
 
     def tensors(self) -> dict[str, Tensor]:
@@ -111,12 +113,12 @@ class Learner:
         target = self.targets(batch, after)
         values = self.policy(now).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
         loss = (weight * nn.functional.smooth_l1_loss(values, target, reduction="none")).mean()
-        gradient_step(self.optimizer, loss, config.max_grad_norm)
+        self.optimizer.step(loss, config.max_grad_norm)
         self.steps += 1
         if not config.target_every:
-            follow(self.target, self.policy, config.tau)
+            self._following.lerp_(self.optimizer.flat, config.tau)
         elif self.steps % config.target_every == 0:
-            follow(self.target, self.policy, 1.0)
+            self._following.copy_(self.optimizer.flat)
         done = min(share / config.exploration, 1.0) if config.exploration else 1.0
         self.policy.epsilon.fill_(config.epsilon + done * (config.last_epsilon - config.epsilon))
         told = {

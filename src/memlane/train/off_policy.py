@@ -284,28 +284,11 @@ class OffPolicy(Algorithm):
             self.replay.close()
 
 
-def follow(target: torch.nn.Module, source: torch.nn.Module, tau: float) -> None:
-    """Move the target networks a little towards those that learn."""
-    with torch.no_grad():
-        # One call for all of them instead of one each: a tenth of a small network's gradient step.
-        torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
-
-
 def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The observations of a batch, and those after them."""
     now = {name.removeprefix("obs."): value for name, value in batch.items() if name.startswith("obs.")}
     after = {name.removeprefix("next_obs."): value for name, value in batch.items() if name.startswith("next_obs.")}
     return now, after
-
-
-def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor, max_norm: float) -> None:
-    """Of the parameters of the optimiser alone, whatever else the loss depends on."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient
-    if max_norm:
-        nn.utils.clip_grad_norm_(parameters, max_norm)
-    optimizer.step()
 
 
 def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:

@@ -19,8 +19,9 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
+from memlane.train.adam import Adam, flatten
 from memlane.train.networks import Encoder
-from memlane.train.off_policy import OffPolicy, OffPolicyConfig, follow, gradient_step, relu_mlp, split
+from memlane.train.off_policy import OffPolicy, OffPolicyConfig, relu_mlp, split
 
 _LEAST_LOG_STD, _MOST_LOG_STD = -5.0, 2.0
 
@@ -148,8 +149,9 @@ class Learner:
         self.targets = deepcopy(self.critics).requires_grad_(False)
         self.target_entropy = config.target_entropy or -float(self.policy.size)
         rate = config.learning_rate
-        self.actor_optimizer = torch.optim.Adam(self.policy.parameters(), lr=rate, fused=True)
-        self.critic_optimizer = torch.optim.Adam(self.critics.parameters(), lr=rate, fused=True)
+        self.actor_optimizer = Adam(self.policy.parameters(), rate)
+        self.critic_optimizer = Adam(self.critics.parameters(), rate)
+        self._following = flatten(self.targets.parameters())
         self.temperature = Temperature(config.temperature, rate)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -166,14 +168,14 @@ class Learner:
         values = self.critics(now, batch["action"])
         errors = values - target
         critic_loss = (weight * errors.square()).mean(-1).sum()
-        gradient_step(self.critic_optimizer, critic_loss, self.config.max_grad_norm)
+        self.critic_optimizer.step(critic_loss, self.config.max_grad_norm)
 
         actions, log_probs = self.policy(now)
         actor_loss = (self.temperature.value * log_probs - self.critics(now, actions).amin(0)).mean()
-        gradient_step(self.actor_optimizer, actor_loss, self.config.max_grad_norm)
+        self.actor_optimizer.step(actor_loss, self.config.max_grad_norm)
         entropy = -float(log_probs.detach().mean())
         self.temperature.learn(self.target_entropy - entropy)
-        follow(self.targets, self.critics, self.config.tau)
+        self._following.lerp_(self.critic_optimizer.flat, self.config.tau)
         told = {
             "critic_loss": float(critic_loss.detach()),
             "actor_loss": float(actor_loss.detach()),
