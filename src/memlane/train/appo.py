@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
 from memlane.ipc.protocols import CollectorContext, Slot, TakenSlot
@@ -193,6 +193,9 @@ def batch_of(slots: list[TakenSlot], device: str) -> Batch:
     )
 
 
+_LOSSES = ("policy_loss", "value_loss", "entropy", "kl", "clipped")
+
+
 class Learner:
     """The policy, its optimiser, and what an update does."""
 
@@ -218,18 +221,13 @@ class Learner:
         some = advantages[valid]
         if config.normalize_advantages and len(some) > 1:
             advantages = (advantages - some.mean()) / (some.std() + 1e-8)
-        told: dict[str, list[float]] = {name: [] for name in ("policy_loss", "value_loss", "entropy", "kl", "clipped")}
+        told: list[dict[str, float]] = []
+        kl = 0.0
         for _ in range(config.epochs):
-            kls = []
+            begin = len(told)
             for which in self._minibatches(batch):
-                losses = self._losses(batch, advantages, targets, which, clip)
-                loss = losses["policy_loss"] + config.value_coef * losses["value_loss"]
-                loss = loss - config.entropy_coef * losses["entropy"]
-                self.optimizer.step(loss, config.max_grad_norm)
-                for name, means in told.items():
-                    means.append(float(losses[name].detach()))
-                kls.append(told["kl"][-1])
-            kl = sum(kls) / max(len(kls), 1)
+                told.append(self._gradient_step(batch, advantages, targets, which, clip))
+            kl = sum(one["kl"] for one in told[begin:]) / max(len(told) - begin, 1)
             if config.stop_kl and kl > config.stop_kl:
                 break
         if config.schedule == "adaptive":
@@ -243,7 +241,7 @@ class Learner:
             numbers = self.policy.encoder.numbers(seen)
             assert numbers is not None
             normalizer.update(numbers)
-        averages = {name: sum(means) / max(len(means), 1) for name, means in told.items()}
+        averages = {name: sum(one[name] for one in told) / max(len(told), 1) for name in _LOSSES}
         return {**averages, "learning_rate": self.optimizer.learning_rate, "explained_variance": explained}
 
     def checkpoint(self) -> dict[str, Any]:
@@ -286,6 +284,17 @@ class Learner:
         flat = flat[torch.randperm(len(flat))]
         return list(flat.tensor_split(max(round(len(flat) / self.config.minibatch), 1)))
 
+    def _gradient_step(
+        self, batch: Batch, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
+    ) -> dict[str, float]:
+        config = self.config
+        losses = self._losses(batch, advantages, targets, which, clip)
+        loss = losses["policy_loss"] + config.value_coef * losses["value_loss"]
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * losses["entropy"]
+        self.optimizer.step(loss, config.max_grad_norm)
+        return dict(zip(_LOSSES, torch.stack([losses[name].detach() for name in _LOSSES]).tolist(), strict=True))
+
     def _losses(
         self, batch: Batch, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
     ) -> dict[str, Tensor]:
@@ -305,7 +314,8 @@ class Learner:
             "advantages": of(advantages),
             "values": self.policy.value(features).squeeze(-1),
             "targets": of(targets),
-            "entropy": self.policy.actions.entropy(given),
+            # Without a share in the loss it is only told: then nothing is kept for a way back through it.
+            "entropy": self.policy.actions.entropy(given if self.config.entropy_coef else given.detach()),
         }
         if batch.state is not None:
             valid = of(batch.valid)
@@ -320,12 +330,13 @@ def ppo_losses(
     log_ratios = log_probs - old
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - clip, 1 + clip)
+    apart = ratios.detach() - 1
     return {
         "policy_loss": -torch.min(ratios * advantages, clipped * advantages).mean(),
-        "value_loss": (values - targets).square().mean(),
+        "value_loss": nn.functional.mse_loss(values, targets),
         "entropy": entropy.mean(),
-        "kl": ((ratios - 1) - log_ratios).mean(),
-        "clipped": ((ratios - 1).abs() > clip).float().mean(),
+        "kl": (apart - log_ratios.detach()).mean(),
+        "clipped": (apart.abs() > clip).float().mean(),
     }
 
 
