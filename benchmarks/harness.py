@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 HERE = Path(__file__).resolve().parent
 BARE = HERE.parent / "build" / "native" / "bare"
@@ -108,6 +108,13 @@ class Table:
     """Bytes that one operation moves; when given, there is a column with GB/s."""
     rate: str = ""
     """The head of a column with operations per second; without it there is none."""
+    notes: Sequence[str] = ()
+    """What a reader of the numbers has to know; a line each, below them."""
+
+    quantity: ClassVar[str] = "time"
+
+    def shown(self, value: float) -> str:
+        return duration(value)
 
     def __getitem__(self, name: str) -> Contender:
         return next(contender for contender in self.contenders if contender.name == name)
@@ -117,14 +124,14 @@ class Table:
         head += [self.rate] if self.rate else []
         reference = self[self.reference].median
         lines: list[list[str]] = []
-        notes: list[str] = []
+        notes = [f"  {note}" for note in self.notes]
         for contender in sorted(self.contenders, key=lambda one: (bool(one.skip), one.median)):
             if contender.skip:
                 notes.append(f"  {contender.name}: not measured, {contender.skip}")
                 continue
             low, high = contender.middle_half
-            cells = [contender.name, duration(contender.median), f"{duration(low)} .. {duration(high)}"]
-            cells += [duration(contender.best_round), f"{contender.median / reference:.2f}"]
+            cells = [contender.name, self.shown(contender.median), f"{self.shown(low)} .. {self.shown(high)}"]
+            cells += [self.shown(contender.best_round), f"{contender.median / reference:.2f}"]
             if self.operation_bytes:
                 cells.append(f"{self.operation_bytes / contender.median:.2f}")
             if self.rate:
@@ -134,8 +141,8 @@ class Table:
         rows = ["  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)])
                 for line in [head, *lines]]  # fmt: skip
         rule = "-" * len(rows[0])
-        return "\n".join([self.title, f"time for {self.operation}; ratio: time / time of {self.reference!r}", rule,
-                          rows[0], rule, *rows[1:], *notes])  # fmt: skip
+        said = f"{self.quantity} for {self.operation}; ratio: {self.quantity} / {self.quantity} of {self.reference!r}"
+        return "\n".join([self.title, said, rule, rows[0], rule, *rows[1:], *notes])
 
     def record(self) -> dict[str, Any]:
         return {
@@ -143,6 +150,7 @@ class Table:
             "operation": self.operation,
             "operation_bytes": self.operation_bytes,
             "reference": self.reference,
+            "notes": list(self.notes),
             "rows": [
                 {
                     "name": one.name,

@@ -54,10 +54,10 @@ def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SE
             raise RuntimeError(lines[-1].strip())
 
 
-def turn_in_new_process(script: str, request: dict[str, Any]) -> list[float]:
+def turn_in_new_process(script: str, request: dict[str, Any], seconds: float = TURN_SECONDS) -> list[float]:
     """What ``script`` answers to ``--turn request``: nanoseconds, one value for each block."""
     with tempfile.TemporaryDirectory() as folder:  # also because pufferlib leaves a link where it is imported
-        in_new_process([sys.executable, str(Path(script).resolve()), "--turn", json.dumps(request)], folder)
+        in_new_process([sys.executable, str(Path(script).resolve()), "--turn", json.dumps(request)], folder, seconds)
         values: list[float] = json.loads(Path(folder, "values.json").read_text())
     return values
 
