@@ -40,16 +40,6 @@ def template() -> Iterator[Template]:
     process.close()
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(1, id="short"),
-        pytest.param(30, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
-    ]
-)
-def dose(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 @contextmanager
 def racing(template: Template, race: Segment, *lives: tuple[object, ...]) -> Iterator[list[Peer]]:
     """Starts all of them together; at the end of the block they must have returned."""

@@ -40,16 +40,6 @@ def template() -> Iterator[Template]:
     process.close()
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(1, id="short"),
-        pytest.param(30, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
-    ]
-)
-def dose(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
-
-
 class Scene:
     """The processes of one test."""
 
