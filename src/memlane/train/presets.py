@@ -64,8 +64,8 @@ SAC_PRESETS = {
     "Pendulum-v1": Preset(
         4, 50_000, -200,
         config={
-            "steps": 4, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 1e-3, "samples_per_insert": 256.0,
-            "network": {"hidden": (64, 64)},
+            "steps": 4, "capacity": 50_000, "warm_up": 400, "learning_rate": 2e-3, "gamma": 0.95, "batch": 128,
+            "samples_per_insert": 128.0, "network": {"hidden": (64, 64)},
         },
     ),
 }  # fmt: skip
