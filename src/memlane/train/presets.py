@@ -74,8 +74,8 @@ DQN_PRESETS = {
     "CartPole-v1": Preset(
         4, 100_000, 475,
         config={
-            "steps": 8, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 1e-3, "batch": 64,
-            "samples_per_insert": 32.0, "gamma": 0.99, "tau": 0.01, "n_step": 3, "exploration": 0.1,
+            "steps": 8, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 2e-3, "batch": 64,
+            "samples_per_insert": 32.0, "gamma": 0.99, "tau": 0.01, "n_step": 5, "exploration": 0.1,
             "last_epsilon": 0.02, "network": {"hidden": (128, 128)},
         },
     ),
