@@ -4,29 +4,14 @@
 
 #include "copy.hpp"
 #include "pool.hpp"
+#include "prefetch.hpp"
 
 namespace memlane {
 
 namespace {
 
-constexpr std::size_t cache_line_bytes = 64;
-// How many rows ahead the copy asks for, and into which cache. 32 rows into the second: rows of 168 bytes take 1.8 ms
-// per 65536; 16 rows into the first, which they overflow, took 2.1 ms; not asking, 2.4 ms.
-constexpr std::size_t rows_ahead = 32;
-constexpr int second_cache = 2;
 // 128 rows of a few hundred bytes stay in the first or second cache while the other fields are copied.
 constexpr std::size_t rows_together = 128;
-// Asking for more lines than this per row only evicts what was asked for before.
-constexpr std::size_t lines_ahead = 8;
-// A thread's share below this is done before the other thread has woken up.
-constexpr std::size_t bytes_worth_a_thread = 64 * 1024;
-
-template <bool for_write> void prefetch_row(const std::byte *row, std::size_t bytes) {
-    const std::size_t reach = std::min(bytes, lines_ahead * cache_line_bytes);
-    for (std::size_t at = 0; at < reach; at += cache_line_bytes)
-        __builtin_prefetch(row + at, for_write ? 1 : 0, second_cache);
-    __builtin_prefetch(row + bytes - 1, for_write ? 1 : 0, second_cache); // an unaligned row ends one line later
-}
 
 // `bytes` is a compile-time constant for the widths that scalar and small vector fields have: the copy is then a few
 // moves instead of a call.
