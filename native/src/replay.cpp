@@ -9,6 +9,17 @@
 
 namespace memlane {
 
+namespace {
+
+// Unless it is that high already. Relaxed: the number stands for itself.
+template <class T> void raise_to(std::atomic<T> &highest, T value) {
+    for (T known = highest.load(std::memory_order_relaxed); known < value;)
+        if (highest.compare_exchange_weak(known, value, std::memory_order_relaxed))
+            return;
+}
+
+} // namespace
+
 Replay::Replay(std::byte *control, std::byte *rows, std::byte *tree, Shape shape)
     : control_(reinterpret_cast<ReplayControl *>(control)), rows_(rows), shape_(std::move(shape)) {
     if (tree != nullptr)
@@ -190,10 +201,7 @@ std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std
         highest = std::max(highest, priorities[i]);
     }
     tree_->refresh(touched);
-    std::atomic<float> &known = control_->priority.highest;
-    for (float seen = known.load(std::memory_order_relaxed); seen < highest;)
-        if (known.compare_exchange_weak(seen, highest, std::memory_order_relaxed))
-            break;
+    raise_to(control_->priority.highest, highest);
     const auto stale = static_cast<std::int64_t>(sequences.size() - touched.size());
     if (stale > 0)
         control_->lost.stale.fetch_add(stale, std::memory_order_relaxed);
@@ -201,16 +209,6 @@ std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std
 }
 
 // -------------------------------------------------------------------------------------------------------------- limiter
-
-namespace {
-
-void raise_to(Word &highest, std::int64_t value) {
-    for (std::int64_t known = highest.load(std::memory_order_relaxed); known < value;)
-        if (highest.compare_exchange_weak(known, value, std::memory_order_relaxed))
-            return;
-}
-
-} // namespace
 
 // Samples that are due: those that the transitions let in have earned, less those that were let out. It is kept within
 // `slack` of what it was when the first sample was due. PAIR none: each account is one word that only grows, and a look at the
