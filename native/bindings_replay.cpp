@@ -213,7 +213,7 @@ class ReplayHandle {
         }
         if (stored > replay_.capacity())
             return -1;
-        wait_for_room(transitions, timeout, peers);
+        hold_back(Side::writers, transitions, timeout, peers);
         return add(addition, transitions, stored);
     }
 
@@ -283,8 +283,7 @@ class ReplayHandle {
     }
 
     void wait_for_samples(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
-        hold_back(count, timeout, peers, replay_.control().added, replay_.control().admitted.held_samplers, sample_spin_,
-                  &Replay::admit_samples, replay_.slack_needed(0, count), "sample ");
+        hold_back(Side::samplers, count, timeout, peers);
     }
 
     void require_slack(std::int64_t insert, std::int64_t sample) const {
@@ -349,36 +348,23 @@ class ReplayHandle {
     }
     static std::string shown(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
 
-    void wait_for_room(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
-        hold_back(count, timeout, peers, replay_.control().sampled, replay_.control().admitted.held_writers, add_spin_,
-                  &Replay::admit_inserts, replay_.slack_needed(count, 0), "add ");
-    }
-
     // Waits until the limiter lets so many pass.
-    void hold_back(std::int64_t count, std::optional<double> timeout, nb::handle peers, SignalCell &signal, Word &held,
-                   Spin &learned, bool (Replay::*admit)(std::int64_t), double needed, const char *deed) {
-        if ((replay_.*admit)(count))
+    void hold_back(Side side, std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+        if (replay_.admit(side, count))
             return;
-        require_slack(needed);
-        held.fetch_add(1, std::memory_order_relaxed);
+        const bool adds = side == Side::writers;
+        require_slack(adds ? replay_.slack_needed(count, 0) : replay_.slack_needed(0, count));
+        replay_.count_held(side);
         wait_in_slices(
-            *mapping_, label_, timeout, peers, learned,
+            *mapping_, label_, timeout, peers, adds ? add_spin_ : sample_spin_,
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
-                // The signal is read before the attempt: what changes after it ends the wait at once.
-                const std::int64_t seen = see(signal.value);
-                if ((replay_.*admit)(count))
-                    return WaitResult{WaitEnd::reached, 0};
-                WaitResult result = signal_wait(signal, seen + 1, deadline_ns, pidfds, spin);
-                if ((replay_.*admit)(count))
-                    return WaitResult{WaitEnd::reached, 0};
-                if (result.end == WaitEnd::reached)
-                    result.end = now_ns() < deadline_ns ? WaitEnd::paused : WaitEnd::timed_out;
-                return result;
+                return replay_.wait_for_leave(side, count, deadline_ns, pidfds, spin);
             },
             [&] {
                 const ReplayControl &control = replay_.control();
-                return "leave to " + std::string(deed) + std::to_string(count) + " rows from the limiter of the " + label_ +
-                       ": " + std::to_string(see(control.admitted.inserts)) + " were added and " +
+                return std::string("leave to ") + (adds ? "add " : "sample ") + std::to_string(count) +
+                       " rows from the limiter of the " + label_ + ": " +
+                       std::to_string(see(control.admitted.inserts)) + " were added and " +
                        std::to_string(see(control.admitted.samples)) + " sampled, for a ratio of " +
                        shown(replay_.shape().limit.ratio) + " after the first " +
                        std::to_string(replay_.shape().limit.least);

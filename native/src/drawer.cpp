@@ -104,20 +104,16 @@ void Drawer::work(Shared &state) {
 bool Drawer::wait_for_limiter(Shared &state, std::int64_t count) {
     if (replay_.admit_samples(count))
         return true;
-    replay_.control().admitted.held_samplers.fetch_add(1, std::memory_order_relaxed);
+    replay_.count_held(Side::samplers);
     Spin spin(0);
-    SignalCell &added = replay_.control().added;
     for (;;) {
-        // The signal is read before the attempt: what changes after it ends the wait at once.
-        const std::int64_t seen = see(added.value);
-        if (replay_.admit_samples(count))
-            return true;
         {
             const std::lock_guard lock(state.mutex);
             if (state.stopping)
                 return false;
         }
-        signal_wait(added, seen + 1, now_ns() + slice_ns, {}, spin);
+        if (replay_.wait_for_leave(Side::samplers, count, forever_ns, {}, spin).end == WaitEnd::reached)
+            return true;
     }
 }
 

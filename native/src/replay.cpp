@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "clock.hpp"
 #include "copy.hpp"
 #include "process.hpp"
 
@@ -249,6 +250,26 @@ bool Replay::admit_samples(std::int64_t count) {
             return true;
         }
     }
+}
+
+WaitResult Replay::wait_for_leave(Side side, std::int64_t count, std::int64_t deadline_ns, std::span<const int> pidfds,
+                                  Spin &spin) {
+    SignalCell &signal = side == Side::writers ? control_->sampled : control_->added; // the other side's deeds
+    // The signal is read before the attempt: what changes after it ends the wait at once.
+    const std::int64_t seen = see(signal.value);
+    if (admit(side, count))
+        return {WaitEnd::reached, 0};
+    WaitResult result = signal_wait(signal, seen + 1, deadline_ns, pidfds, spin);
+    if (admit(side, count))
+        return {WaitEnd::reached, 0};
+    if (result.end == WaitEnd::reached) // not enough yet
+        result.end = now_ns() < deadline_ns ? WaitEnd::paused : WaitEnd::timed_out;
+    return result;
+}
+
+void Replay::count_held(Side side) {
+    Word &held = side == Side::writers ? control_->admitted.held_writers : control_->admitted.held_samplers;
+    held.fetch_add(1, std::memory_order_relaxed);
 }
 
 void Replay::refund_samples(std::int64_t count) {

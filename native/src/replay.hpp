@@ -137,6 +137,9 @@ struct Limit {
     double slack = 0;       // by how many samples either side may be ahead
 };
 
+// Whom the limiter holds back.
+enum class Side { writers, samplers };
+
 // A view of a replay in shared memory; has no state of its own.
 class Replay {
   public:
@@ -178,6 +181,14 @@ class Replay {
     // Whether so many may come in or go out now; if so, they are on the account.
     bool admit_inserts(std::int64_t count);
     bool admit_samples(std::int64_t count);
+    bool admit(Side side, std::int64_t count) {
+        return side == Side::writers ? admit_inserts(count) : admit_samples(count);
+    }
+    // Waits for that, a slice at most. `reached`: they are on the account.
+    WaitResult wait_for_leave(Side side, std::int64_t count, std::int64_t deadline_ns, std::span<const int> pidfds,
+                              Spin &spin);
+    // One more wait begins.
+    void count_held(Side side);
     // Samples that were let out and not made after all.
     void refund_samples(std::int64_t count);
     // With less slack than this, one who adds so many rows and one who draws so many, or as many as anybody has so far,
