@@ -157,7 +157,6 @@ class ReplayHandle {
     const std::string &label() const { return label_; }
     Replay &replay() { return replay_; }
     const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
-    Spin &sample_spin() { return sample_spin_; }
 
     // The shortest way, for rows without links: the transitions added, or -1 if it must be the long way.
     std::int64_t add_plain(nb::handle rows) {
@@ -218,8 +217,7 @@ class ReplayHandle {
     }
 
     std::int64_t set_priorities(Indices keys, nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> errors) {
-        require_open(*mapping_, label_);
-        require_writeable(*mapping_, label_);
+        require_writeable_and_open();
         const std::size_t count = keys.shape(0);
         std::vector<float> priorities(count);
         for (std::size_t i = 0; i < count; ++i) {
