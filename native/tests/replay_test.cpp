@@ -23,13 +23,6 @@ std::int64_t previous_of(Replay &replay, std::int64_t sequence) {
     return see(replay.head(replay.slot_of(sequence)).previous);
 }
 
-std::vector<Environment> environments(std::int64_t count, std::int64_t first = 0, std::int64_t episode = 0) {
-    std::vector<Environment> all;
-    for (std::int64_t stream = first; stream < first + count; ++stream)
-        all.push_back({stream, episode + stream, 0});
-    return all;
-}
-
 } // namespace
 
 // ------------------------------------------------------------------------------------------------------ one process

@@ -76,6 +76,13 @@ struct Environment {
     }
 };
 
+inline std::vector<Environment> environments(std::int64_t count, std::int64_t first = 0, std::int64_t episode = 0) {
+    std::vector<Environment> all;
+    for (std::int64_t stream = first; stream < first + count; ++stream)
+        all.push_back({stream, episode + stream, 0});
+    return all;
+}
+
 // Of streams, or of rows that stand for themselves (`loose`).
 template <std::int64_t most> struct ReplayMemoryFor {
     static constexpr std::size_t stride_bytes = sizeof(memlane::RowHead) + sizeof(Row);
@@ -222,6 +229,30 @@ inline std::int64_t in_state(memlane::Replay &replay, memlane::RowState state) {
         count += memlane::row_state(memlane::see(replay.head(slot).state)) == state;
     return count;
 }
+
+inline memlane::Dice dice_of(std::uint64_t seed) {
+    memlane::Dice dice{};
+    dice.seed(seed);
+    return dice;
+}
+
+template <class T> std::byte *bytes_of(std::vector<T> &rows) { return reinterpret_cast<std::byte *>(rows.data()); }
+
+// A drawn row that stands for itself, in one piece.
+struct Loose {
+    Seen seen;
+    std::int64_t key;
+    float weight;
+
+    static memlane::Wish wish(bool weighted) {
+        memlane::Wish wish;
+        wish.takes = {{0, sizeof(Seen), offsetof(Loose, seen), 1, false}};
+        wish.row_bytes = sizeof(Loose);
+        wish.key = offsetof(Loose, key);
+        wish.weight = weighted ? static_cast<std::int64_t>(offsetof(Loose, weight)) : -1;
+        return wish;
+    }
+};
 
 // A drawn row with everything that can be wished for.
 template <int frames> struct Drawn {

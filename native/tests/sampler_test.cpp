@@ -19,37 +19,6 @@ using namespace memlane;
 
 namespace {
 
-memlane::Dice dice_of(std::uint64_t seed) {
-    memlane::Dice dice{};
-    dice.seed(seed);
-    return dice;
-}
-
-template <class T> std::byte *bytes_of(std::vector<T> &rows) { return reinterpret_cast<std::byte *>(rows.data()); }
-
-std::vector<Environment> environments(std::int64_t count, std::int64_t first = 0, std::int64_t episode = 0) {
-    std::vector<Environment> all;
-    for (std::int64_t stream = first; stream < first + count; ++stream)
-        all.push_back({stream, episode + stream, 0});
-    return all;
-}
-
-// A row that stands for itself, in one piece.
-struct Loose {
-    Seen seen;
-    std::int64_t key;
-    float weight;
-
-    static Wish wish(bool weighted) {
-        Wish wish;
-        wish.takes = {{0, sizeof(Seen), offsetof(Loose, seen), 1, false}};
-        wish.row_bytes = sizeof(Loose);
-        wish.key = offsetof(Loose, key);
-        wish.weight = weighted ? static_cast<std::int64_t>(offsetof(Loose, weight)) : -1;
-        return wish;
-    }
-};
-
 template <int frames> void expect_right(Replay &replay, int steps, int length, int batch) {
     memlane::Dice dice = dice_of(static_cast<std::uint64_t>(frames * 100 + steps * 10 + length));
     Sampler sampler(replay, Drawn<frames>::wish(steps, length), dice);
