@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import pickle
+import re
 from typing import Any
 
 import gymnasium.vector.utils as theirs
@@ -182,6 +184,83 @@ def test_an_error_names_the_path_in_the_space_that_was_shared(value: Any, error:
 def test_an_index_that_does_not_exist_is_refused(name: str, index: int) -> None:
     with pytest.raises(IndexError, match=f"there are {N} rows, no row {index}"):
         write_to_shared_memory(ALL[name], index, ALL[name].sample(), create_shared_memory(ALL[name], N))
+
+
+KINDS = ["Box f4", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "OneOf", "Tuple"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("index", [True, np.bool_(True), np.int8(1), np.array(1)], ids=["bool", "bool_", "int8", "0-d"])
+def test_an_index_of_any_kind_is_the_number_of_one_row(name: str, index: Any) -> None:
+    """numpy took a bool for a mask: True wrote every row, False none."""
+    space = ALL[name]
+    first, second, third = samples(space, 5)
+    memory, expected = create_shared_memory(space, N), create_shared_memory(space, N)
+    write_all(space, [first, first, third], memory)
+    write_all(space, [first, second, third], expected)
+    write_to_shared_memory(space, index, second, memory)
+    assert same(read_from_shared_memory(space, memory, N), read_from_shared_memory(space, expected, N))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("index", [np.array([1]), [1], 1.0, None, "1"], ids=repr)
+def test_what_is_not_the_number_of_a_row_is_refused(name: str, index: Any) -> None:
+    space = ALL[name]
+    memory = create_shared_memory(space, N)
+    write_all(space, samples(space, 6), memory)
+    before = pickle.dumps(read_from_shared_memory(space, memory, N))
+    with pytest.raises(TypeError, match="index must be the number of a row, found "):
+        write_to_shared_memory(space, index, space.sample(), memory)
+    assert pickle.dumps(read_from_shared_memory(space, memory, N)) == before
+
+
+OTHERS: list[tuple[Space[Any], Space[Any], str]] = [
+    (Box(0, 1, (6,)), Box(0, 1, (2, 3)), "value"),
+    (Box(0, 1, (2,)), Box(0, 1, (2,), np.float64), "value"),
+    (Discrete(5), Discrete(3), "value"),
+    (Text(3), Text(4), "value"),
+    (Dict({"cam": Tuple((Discrete(2), Text(3)))}), Dict({"cam": Tuple((Discrete(2), Discrete(2)))}), "cam.1"),
+    (OneOf((Text(3), Discrete(2))), OneOf((Text(4), Discrete(2))), "0"),
+]
+
+
+@pytest.mark.parametrize(("made", "given", "path"), OTHERS)
+def test_the_space_of_other_memory_is_refused_and_both_are_named(
+    made: Space[Any], given: Space[Any], path: str
+) -> None:
+    def leaf(space: Any) -> Any:
+        for step in path.split(".") if path != "value" else []:
+            space = space[step] if isinstance(space, Dict) else space.spaces[int(step)]
+        return space
+
+    memory = create_shared_memory(made, N)
+    value = given.sample() if not isinstance(given, OneOf) else (0, "a")
+    message = re.escape(f"at {path!r}: the memory is for values of {leaf(made)}, found {leaf(given)}; pass the space")
+    with pytest.raises(ValueError, match=message):
+        write_to_shared_memory(given, 0, value, memory)
+    with pytest.raises(ValueError, match=message):
+        read_from_shared_memory(given, memory, N)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_equal_space_is_as_good_as_the_one_that_the_memory_was_made_for(name: str) -> None:
+    memory = create_shared_memory(ALL[name], N, capacity=ROOMY)
+    again = pickle.loads(pickle.dumps(ALL[name]))
+    value = again.sample()
+    for space in (again, ALL[name], again):
+        write_to_shared_memory(space, 1, value, memory)
+        read_from_shared_memory(space, memory, N)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("nothing", [False, True], ids=["Gymnasium's", "None"])
+def test_memory_that_somebody_else_made_is_refused(name: str, nothing: bool) -> None:
+    space = ALL[name]
+    memory = None if nothing else theirs.create_shared_memory(space, N)
+    with pytest.raises(TypeError, match="expected memory that memlane's create_shared_memory made for "):
+        write_to_shared_memory(space, 0, space.sample(), memory)
+    with pytest.raises(TypeError, match="expected memory that memlane's create_shared_memory made for "):
+        read_from_shared_memory(space, memory, N)
 
 
 @pytest.mark.parametrize("name", ["Box f4", "Text", "OneOf"])

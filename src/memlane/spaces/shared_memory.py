@@ -17,15 +17,16 @@ capacity is declared.
 from __future__ import annotations
 
 import multiprocessing as mp
-from collections.abc import Mapping
+import operator
 from functools import singledispatch
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
 
 from memlane.core.segment import Segment
 from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import column_of, fields_of, unsupported
+from memlane.spaces.column import Column, column_of, fields_of, unsupported
 from memlane.spaces.nested import check_choice, check_keys, check_length, parts_of
 from memlane.spaces.paths import BARE, join
 
@@ -35,15 +36,28 @@ _LEAVES = (Box, Discrete, MultiDiscrete, MultiBinary, Text, Graph, Sequence)
 class SharedRows:
     """``n`` values of one space in an anonymous segment. Pickles as a segment does: the copy has the same memory."""
 
-    __slots__ = ("column", "path", "segment")
+    __slots__ = ("agreed", "column", "path", "segment", "space")
 
     def __init__(self, space: Space[Any], segment: Segment, path: str = "") -> None:
+        self.space = self.agreed = space
         self.segment = segment
         self.path = path
         self.column = column_of(space, segment.views(), path)
 
+    def column_for(self, space: Space[Any]) -> Column:
+        """The column, for those who mean the same space."""
+        # Two equal Boxes take 40 us to compare, and a worker comes with the same copy at every step.
+        if space is not self.agreed:
+            if space != self.space:
+                raise ValueError(
+                    f"at {self.column.path!r}: the memory is for values of {self.space}, found {space}; pass the space "
+                    "that it was created for"
+                )
+            self.agreed = space
+        return self.column
+
     def __reduce__(self) -> tuple[object, ...]:
-        return SharedRows, (self.column.space, self.segment, self.path)
+        return SharedRows, (self.space, self.segment, self.path)
 
     def __repr__(self) -> str:
         return f"SharedRows({self.column!r})"
@@ -128,19 +142,21 @@ def read_from_shared_memory(space: Space[Any], shared_memory: Any, n: int = 1) -
 
 
 def _read_rows(space: Space[Any], shared_memory: SharedRows, n: int = 1) -> Any:
-    column = shared_memory.column
+    column = _rows(space, shared_memory).column_for(space)
     if n != column.n:
         raise ValueError(f"at {column.path!r}: the memory is for {column.n} values of {space}, found n={n}")
     return column.load_batch(0, n, copy=False)
 
 
 @read_from_shared_memory.register(Dict)
-def _read_dict(space: Dict, shared_memory: Mapping[Any, Any], n: int = 1) -> dict[Any, Any]:
+def _read_dict(space: Dict, shared_memory: dict[Any, Any], n: int = 1) -> dict[Any, Any]:
+    _require(dict, space, shared_memory)
     return {key: read_from_shared_memory(part, shared_memory[key], n=n) for key, part in space.spaces.items()}
 
 
 @read_from_shared_memory.register(Tuple)
 def _read_tuple(space: Tuple[Any], shared_memory: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
+    _require(tuple, space, shared_memory)
     return tuple(
         read_from_shared_memory(part, memory, n=n) for part, memory in zip(space.spaces, shared_memory, strict=True)
     )
@@ -148,11 +164,12 @@ def _read_tuple(space: Tuple[Any], shared_memory: tuple[Any, ...], n: int = 1) -
 
 @read_from_shared_memory.register(OneOf)
 def _read_one_of(space: OneOf[Any], shared_memory: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
+    _require(tuple, space, shared_memory)
     choices, *memories = shared_memory
     batches = [read_from_shared_memory(part, memory, n=n) for part, memory in zip(space.spaces, memories, strict=True)]
     return tuple(
         (choice, _element(space.spaces[choice], batches[choice], index))
-        for index, choice in enumerate(_read_rows(space, choices, n))
+        for index, choice in enumerate(_read_rows(_rows(space, choices).space, choices, n))
     )
 
 
@@ -177,12 +194,13 @@ def write_to_shared_memory(space: Space[Any], index: int, value: Any, shared_mem
     raise unsupported(space, "write_to_shared_memory")
 
 
-def _write_rows(space: Space[Any], index: int, value: Any, shared_memory: SharedRows) -> None:  # noqa: ARG001
-    shared_memory.column.write(index, value)
+def _write_rows(space: Space[Any], index: int, value: Any, shared_memory: SharedRows) -> None:
+    _rows(space, shared_memory).column_for(space).write(_row(index), value)
 
 
 @write_to_shared_memory.register(Dict)
-def _write_dict(space: Dict, index: int, value: Any, shared_memory: Mapping[Any, Any]) -> None:
+def _write_dict(space: Dict, index: int, value: Any, shared_memory: dict[Any, Any]) -> None:
+    _require(dict, space, shared_memory)
     check_keys(value, space.spaces.keys(), _where(shared_memory))
     for key, part in space.spaces.items():
         write_to_shared_memory(part, index, value[key], shared_memory[key])
@@ -190,6 +208,7 @@ def _write_dict(space: Dict, index: int, value: Any, shared_memory: Mapping[Any,
 
 @write_to_shared_memory.register(Tuple)
 def _write_tuple(space: Tuple[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
+    _require(tuple, space, shared_memory)
     check_length(value, len(space.spaces), _where(shared_memory))
     for part, one, memory in zip(space.spaces, value, shared_memory, strict=True):
         write_to_shared_memory(part, index, one, memory)
@@ -197,10 +216,43 @@ def _write_tuple(space: Tuple[Any], index: int, value: Any, shared_memory: tuple
 
 @write_to_shared_memory.register(OneOf)
 def _write_one_of(space: OneOf[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
+    _require(tuple, space, shared_memory)
+    choices = _rows(space, shared_memory[0])
     choice, one = check_choice(value, len(space.spaces), _where(shared_memory))
     # The choice comes last: if the value is refused, the row still holds what it held.
     write_to_shared_memory(space.spaces[choice], index, one, shared_memory[1 + choice])
-    shared_memory[0].column.write(index, choice)
+    choices.column.write(_row(index), choice)
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def _row(index: Any) -> int:
+    """A plain number: a bool or an array would be numpy's mask or list of rows, and write all, none or several."""
+    if type(index) is int:
+        return index
+    try:
+        return int(index) if isinstance(index, bool | np.bool_) else operator.index(index)
+    except TypeError:
+        raise TypeError(f"index must be the number of a row, found {index!r}") from None
+
+
+def _rows(space: Space[Any], memory: Any) -> SharedRows:
+    if not isinstance(memory, SharedRows):
+        raise _foreign(space, memory)
+    return memory
+
+
+def _require(kind: type, space: Space[Any], memory: Any) -> None:
+    if not isinstance(memory, kind):
+        raise _foreign(space, memory)
+
+
+def _foreign(space: Space[Any], memory: Any) -> TypeError:
+    return TypeError(
+        f"expected memory that memlane's create_shared_memory made for {space}, found {type(memory).__name__}; "
+        "Gymnasium's goes with Gymnasium's functions"
+    )
 
 
 def _where(shared_memory: Any) -> str:
