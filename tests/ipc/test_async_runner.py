@@ -86,12 +86,19 @@ def memfds_here() -> int:
         ({"collectors": 3, "rollouts_per_update": 2}, {}, "at least the number of collectors, 3, found 2"),
         ({"collectors": 0}, {}, "found 0"),
         ({"collectors": 2, "min_collectors": 3}, {}, "min_collectors.* found 3"),
+        ({}, {"collector_device": "cuda"}, "collectors act on the CPU; collector_device cannot be 'cuda'"),
     ],
-    ids=["backend", "num_envs", "max_lag", "rollouts_per_update", "collectors", "min_collectors"],
+    ids=["backend", "num_envs", "max_lag", "rollouts_per_update", "collectors", "min_collectors", "collector_device"],
 )
 def test_the_constructor_refuses(rl_cfg: dict[str, Any], others: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tiny(Count(), others, **rl_cfg)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0"])
+def test_collectors_act_on_the_cpu_whatever_it_is_called(device: str | None) -> None:
+    with Tiny(Count(), {"collector_device": device}) as runner:
+        assert runner.collector_device == "cpu"
 
 
 def test_a_runner_without_learn_cannot_be_made() -> None:

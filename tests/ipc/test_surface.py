@@ -61,12 +61,27 @@ class RolloutRingBuffer:
     def cleanup(self): ...
     def close(self): ...
 
+class AsyncRunner:
+    def __init__(self, env_name, env_cfg_overrides, rl_cfg, *, device=None, collector_device=None,
+                 sim_backend='mujoco', num_envs=4096): ...
+    def learn(self, max_iterations, save_interval=50, log_dir='logs'): ...
+    def close(self): ...
+
 class SharedObsNormStats:
     def __init__(self, ctx): ...
     def put(self, stats): ...
     def get(self): ...
+
+class ReplayBuffer:
+    def __init__(self, capacity, obs_dim, action_dim, device, defer_gpu=False, critic_dim=0,
+                 packed_cpu_storage=False): ...
+    def add(self, obs, actions, rewards, next_obs, dones, truncated, terminal_mask=None, terminal_next_obs=None,
+            critic=None, next_critic=None, terminal_next_critic=None): ...
+    def sample(self, batch_size): ...
 """
 MODULES = {
+    "AsyncRunner": "async_runner",
+    "ReplayBuffer": "replay_buffer",
     "SharedWeightSync": "weight_sync",
     "RolloutRingBuffer": "rollout_ring_buffer",
     "SharedObsNormStats": "shared_obs_stats",
@@ -159,7 +174,7 @@ def test_a_class_lives_in_the_module_of_the_reference(name: str, module: str) ->
     assert getattr(importlib.import_module(f"memlane.ipc.{module}"), name) is getattr(ipc, name)
 
 
-@pytest.mark.parametrize("module", ["collector_error", "memory_budget"])
+@pytest.mark.parametrize("module", ["collector_error", "memory_budget", "replay_pipelines", "shared_buffer"])
 def test_a_module_of_the_reference_is_there(module: str) -> None:
     assert importlib.import_module(f"memlane.ipc.{module}").__doc__
 

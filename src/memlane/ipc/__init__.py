@@ -1,5 +1,6 @@
 """The lanes: rollouts, replay, weights and statistics between processes, and what stands around them."""
 
+from memlane.ipc.async_runner import AsyncRunner
 from memlane.ipc.batch import Batch
 from memlane.ipc.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
 from memlane.ipc.memory_budget import BudgetWarning, MemoryBudget
@@ -17,6 +18,7 @@ from memlane.ipc.weight_sync import SharedWeightSync
 from memlane.ipc.weights import Weights
 
 __all__ = [
+    "AsyncRunner",
     "Batch",
     "BudgetWarning",
     "CollectorError",

@@ -66,10 +66,10 @@ class AsyncRunner(ABC):
         self.env_cfg_overrides = dict(env_cfg_overrides or {})
         self.rl_cfg = dict(rl_cfg or {})
         self.device = device or "cpu"
-        self.collector_device = collector_device or "cpu"
+        self.collector_device = "cpu"
         self.sim_backend = sim_backend
         self.num_envs = num_envs
-        if self.collector_device != "cpu":
+        if str(collector_device or "cpu") not in ("cpu", "cpu:0"):
             raise ValueError(f"collectors act on the CPU; collector_device cannot be {collector_device!r}")
         self.num_collectors = int(self.rl_cfg.get("collectors", 1))
         if self.num_collectors < 1:
