@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import os
 import pickle
 import re
@@ -266,6 +267,18 @@ def test_wait_for_data_returns_true_as_soon_as_there_is_some(buffer: RolloutRing
         assert read(buffer) == 5
 
 
+def test_a_wait_whose_time_is_over_is_a_look(buffer: RolloutRingBuffer) -> None:
+    """Callers compute deadline - now."""
+    assert buffer.wait_for_data(-0.5) is False
+    write(buffer, 1)
+    assert buffer.wait_for_data(-0.5) is True
+
+
+def test_wait_for_data_can_wait_for_ever(buffer: RolloutRingBuffer) -> None:
+    with child(lane_support.collect, buffer, 1, 5):
+        assert buffer.wait_for_data(None) is True
+
+
 def test_wait_for_data_does_not_lose_data_that_it_found(buffer: RolloutRingBuffer) -> None:
     write(buffer, 1, 2)
     assert [buffer.wait_for_data(0) for _ in range(5)] == [True] * 5
@@ -465,6 +478,12 @@ def test_something_that_is_no_sync_primitive_is_refused(buffer: RolloutRingBuffe
         buffer.attach_sync_primitives(buffer._write_ptr, 7)
 
 
+def test_counters_that_are_not_the_creators_are_refused(buffer: RolloutRingBuffer) -> None:
+    """They were accepted, and never moved."""
+    with pytest.raises(TypeError, match="write_ptr must be one of the creator's sync_primitives, found Synchronized"):
+        buffer.attach_sync_primitives(mp.Value("i", 0), mp.Value("i", 0))
+
+
 def test_attaching_needs_a_name() -> None:
     with pytest.raises(ValueError, match="create=False needs shm_name_prefix"):
         RolloutRingBuffer(*SIZES, create=False)
@@ -488,6 +507,11 @@ def test_attaching_with_another_number_of_slots_is_refused(buffer: RolloutRingBu
 def test_names_of_several_rings_are_refused(buffer: RolloutRingBuffer) -> None:
     with pytest.raises(ValueError, match="shm_name_prefix must be a name or the `name` of a RolloutRingBuffer"):
         RolloutRingBuffer(*SIZES, create=False, shm_name_prefix={**buffer.name, "obs": "other"})
+
+
+def test_a_prefix_that_is_no_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found 5"):
+        RolloutRingBuffer(*SIZES, shm_name_prefix=5)  # type: ignore[arg-type]
 
 
 def test_a_prefix_that_is_in_use_is_refused(buffer: RolloutRingBuffer) -> None:

@@ -195,6 +195,50 @@ def test_attaching_with_other_shapes_says_the_difference(sync: SharedWeightSync)
         SharedWeightSync({"w": (3, 2), "b": (3,)}, create=False, shm_name=sync.name)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"w": (2, 3)}, "expected no field 'b'"),
+        ({"w": (2, 3), "b": (3,), "c": ()}, "expected a field 'c'"),
+        ({"b": (3,), "w": (3, 2)}, "expected field w: int64[3, 2], found w: int64[2, 3]"),
+    ],
+)
+def test_shapes_that_do_not_agree_are_refused_in_any_order_and_dtype(shapes: dict[str, Any], words: str) -> None:
+    given = {"w": np.zeros((2, 3), np.int64), "b": np.zeros(3)}
+    with SharedWeightSync.from_state_dict(given) as sync, pytest.raises(SegmentError, match=re.escape(words)):
+        SharedWeightSync(shapes, create=False, shm_name=sync.name)
+
+
+def test_plain_shapes_say_nothing_of_dtypes_and_order() -> None:
+    given = {"w": np.full((2, 3), 7, np.int64), "b": np.full(3, 7.0)}
+    with (
+        SharedWeightSync.from_state_dict(given) as sync,
+        SharedWeightSync({"b": [3], "w": (2, 3)}, create=False, shm_name=sync.name) as other,
+    ):
+        sync.write_weights(given)
+        out = {name: np.zeros_like(array) for name, array in given.items()}
+        assert (other.read_weights_into(out), value_of(out)) == (1, 7)
+
+
+def test_a_layout_must_agree_in_all(sync: SharedWeightSync) -> None:
+    swapped = Layout({"b": ("float32", (3,)), "w": ("float32", (2, 3))})
+    with pytest.raises(SegmentError, match="expected the fields in the order"):
+        SharedWeightSync(swapped, create=False, shm_name=sync.name)
+
+
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({"b": (3,), "w": 3}, "param_shapes['w'] must be a shape such as (2, 3), found 3"),
+        ([("w", (3,))], "param_shapes must be a dict of names to shapes, or a Layout, found [('w', (3,))]"),
+    ],
+)
+def test_what_is_no_shape_is_refused_by_name(create: bool, shapes: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        SharedWeightSync(shapes, create=create, shm_name=fresh_name("weights"))
+
+
 def test_attaching_with_other_dtypes_says_the_difference(sync: SharedWeightSync) -> None:
     given = state(0) | {"b": np.zeros(3, np.int64)}
     with pytest.raises(SegmentError, match=re.escape("expected field b: int64[3], found b: float32[3]")):

@@ -85,8 +85,11 @@ class RolloutRingBuffer:
         """Accepted so that callers of the two-object protocol keep working: here the counters lie in the ring
         itself."""
         for role, pointer in (("write_ptr", write_ptr), ("read_ptr", read_ptr)):
-            if not hasattr(pointer, "value"):
-                raise TypeError(f"{role} must be one of the creator's sync_primitives, found {type(pointer).__name__}")
+            if not isinstance(pointer, Counter):
+                raise TypeError(
+                    f"{role} must be one of the creator's sync_primitives, found {type(pointer).__name__}; counters of "
+                    "your own would never move"
+                )
 
     def counters(self) -> dict[str, int]:
         """What happened since the start; see ``Ring.counters``."""
@@ -96,7 +99,8 @@ class RolloutRingBuffer:
 
     @property
     def write_slot(self) -> int:
-        """The slot that is being written; claimed at the first look."""
+        """The slot that is being written; claimed at the first look. From 0 to ``num_slots + 1``: two slots are spare,
+        for the writer and the reader."""
         return self._claimed().index
 
     @property
@@ -124,10 +128,12 @@ class RolloutRingBuffer:
         """Rollouts that can be read, the one that is being read among them; never more than ``num_slots``."""
         return min(self.ring.unread + (self._reading is not None), self.ring.num_slots)
 
-    def wait_for_data(self, timeout: float = 60.0, *, peers: Iterable[Peer] = ()) -> bool:
-        """Wait until a rollout can be read; say whether one came. With ``peers``, the death of a writer is ``PeerDied``
-        at once instead of False after the timeout."""
+    def wait_for_data(self, timeout: float | None = 60.0, *, peers: Iterable[Peer] = ()) -> bool:
+        """Wait until a rollout can be read; say whether one came. A time that is over (``deadline - now``) is a look.
+        With ``peers``, the death of a writer is ``PeerDied`` at once instead of False after the timeout."""
         if self._reading is None:
+            if timeout is not None:
+                timeout = max(timeout, 0)
             try:
                 self._reading = self.ring.reader().take(timeout, peers)
             except WaitTimeout:
@@ -136,7 +142,8 @@ class RolloutRingBuffer:
 
     @property
     def read_slot(self) -> int:
-        """The slot that is being read: the oldest complete rollout. It stays until ``advance_read``."""
+        """The slot that is being read: the oldest complete rollout. It stays until ``advance_read``. Like
+        ``write_slot``, it can be ``num_slots`` or one more."""
         return self._taken().index
 
     def read_numpy_views(self) -> dict[str, NDArray[Any]]:
@@ -191,7 +198,8 @@ class RolloutRingBuffer:
     # ------------------------------------------------------------------------------------------------------ ending
 
     def close(self) -> None:
-        """Let go of what this object holds and of the memory. Again is harmless."""
+        """Let go of what this object holds and of the memory; the creator's ``close`` removes the name as well. Again
+        is harmless."""
         if not self.ring.segment.closed:
             if self._writing is not None:
                 self._writing.release()
@@ -270,6 +278,8 @@ def rollout_layout(num_envs: int, num_steps: int, obs_dim: int, action_dim: int,
 def _one_name(given: str | Mapping[str, str] | None) -> str | None:
     if given is None or isinstance(given, str):
         return given
+    if not isinstance(given, Mapping):
+        raise TypeError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {given!r}")
     names = set(given.values())
     if len(names) != 1:
         raise ValueError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {dict(given)}")

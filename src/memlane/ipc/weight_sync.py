@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from memlane.core import Layout, Peer, fresh_name
+from memlane.core import Layout, Peer, SegmentError, fresh_name
 from memlane.ipc.tensors import Tensor, layout_of
 from memlane.ipc.weights import Weights
 
@@ -27,18 +27,24 @@ class SharedWeightSync:
         lock: Any = None,
     ) -> None:
         """``param_shapes``: names to shapes, float32; or a ``Layout`` for other dtypes (``from_state_dict`` makes one).
-        ``create=False`` attaches by ``shm_name``; the shapes may then be left out, and must agree where given."""
-        layout = param_shapes
-        if layout is not None and not isinstance(layout, Layout):
-            layout = Layout({name: ("float32", tuple(shape)) for name, shape in layout.items()})
+        ``create=False`` attaches by ``shm_name``; the shapes may then be left out, and must agree where given, whatever
+        the dtypes and the order. A ``Layout`` must agree in all."""
+        layout = param_shapes if isinstance(param_shapes, Layout) else None
+        shapes = None if param_shapes is None or layout is not None else _shapes(param_shapes)
         if create:
+            if shapes is not None:
+                layout = Layout({name: ("float32", shape) for name, shape in shapes.items()})
             if layout is None:
                 raise ValueError("param_shapes is needed to create shared weights; only attaching can do without")
             self._open(Weights(layout, name=shm_name or fresh_name("weights")), lock)
         elif shm_name is None:
             raise ValueError("create=False needs shm_name: the creator's `name`")
         else:
-            self._open(Weights.attach(shm_name, layout=layout or None), lock)
+            weights = Weights.attach(shm_name, layout=layout or None)
+            if shapes and (difference := _as_in(weights.layout, shapes).difference(weights.layout)):
+                weights.close()
+                raise SegmentError(f"the weights {shm_name!r} have other names or shapes: {difference}")
+            self._open(weights, lock)
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor], **kwargs: Any) -> SharedWeightSync:
@@ -73,7 +79,7 @@ class SharedWeightSync:
         return self.weights.wait_for(version, timeout, peers)
 
     def close(self) -> None:
-        """Let the memory go. Again is harmless."""
+        """Let the memory go; the creator's ``close`` removes the name as well. Again is harmless."""
         self.weights.close()
 
     def cleanup(self) -> None:
@@ -108,6 +114,21 @@ class _NoLock:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _shapes(given: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"param_shapes must be a dict of names to shapes, or a Layout, found {given!r}")
+    for name, shape in given.items():
+        if not isinstance(shape, Iterable):
+            raise TypeError(f"param_shapes[{name!r}] must be a shape such as (2, 3), found {shape!r}")
+    return {name: tuple(shape) for name, shape in given.items()}
+
+
+def _as_in(found: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """These names and shapes as a layout, in the dtypes and the order of ``found``: plain shapes say neither."""
+    names = [*(name for name in found.fields if name in shapes), *(name for name in shapes if name not in found)]
+    return Layout({name: (found[name].dtype if name in found else "float32", shapes[name]) for name in names})
 
 
 def _from_weights(weights: Weights) -> SharedWeightSync:
