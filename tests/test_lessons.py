@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import multiprocessing as mp
 import os
 import signal
@@ -307,9 +308,16 @@ def test_a_view_changes_with_the_next_step_and_a_copy_does_not() -> None:
     }
 
 
+def test_steps_may_come_one_by_one_without_an_end() -> None:
+    steps = (([[number, number]], [0], [0]) for number in itertools.count())
+    result = zero_copy_env_simulation(1, 2, steps, iter([("step",), ("step",), ("read_buffer",)]))
+    assert result["reads"] == [[[1, 1]]]
+
+
 @pytest.mark.parametrize(
     ("steps", "commands", "error", "text"),
     [
+        (iter([]), [("step",)], IndexError, r"commands\[0\]: step_data has only 0 steps"),
         ([], [("step",)], IndexError, r"commands\[0\]: step_data has only 0 steps"),
         ([], [("read", "x")], KeyError, r"commands\[0\]: nothing was stored as 'x'"),
         ([], [("read_buffer",), ("jump",)], ValueError, r"commands\[1\] must be step, .* found \('jump',\)"),

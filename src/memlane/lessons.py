@@ -29,7 +29,7 @@ import json
 import operator
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -370,8 +370,8 @@ class SharedCircularBuffer:
 def zero_copy_env_simulation(
     num_envs: int,
     obs_dim: int,
-    step_data: Sequence[Sequence[Any]],
-    commands: Sequence[Sequence[str]],
+    step_data: Iterable[Sequence[Any]],
+    commands: Iterable[Sequence[str]],
 ) -> dict[str, Any]:
     """Play a vectorised environment that steps in place, and someone who keeps views and copies of what it shows.
 
@@ -402,10 +402,10 @@ def zero_copy_env_simulation(
 
 
 class _Simulation:
-    def __init__(self, segment: Segment, step_data: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, segment: Segment, step_data: Iterable[Sequence[Any]]) -> None:
         self.obs, self.rewards, self.dones = segment["obs"], segment["rewards"], segment["dones"]
         self.address = self.obs.ctypes.data
-        self.step_data = step_data
+        self.step_data = iter(step_data)
         self.steps = 0
         self.stored: dict[str, NDArray[Any]] = {}
         self.reads: list[list[list[float]]] = []
@@ -439,9 +439,11 @@ class _Simulation:
                 )
 
     def step(self, where: str) -> None:
-        if self.steps >= len(self.step_data):
-            raise IndexError(f"{where}: step_data has only {len(self.step_data)} steps, and all have been taken")
-        entry, source = self.step_data[self.steps], f"step_data[{self.steps}]"
+        source = f"step_data[{self.steps}]"
+        try:
+            entry = next(self.step_data)
+        except StopIteration:
+            raise IndexError(f"{where}: step_data has only {self.steps} steps, and all have been taken") from None
         try:
             obs, rewards, dones = entry
         except (TypeError, ValueError):

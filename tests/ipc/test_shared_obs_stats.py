@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,6 +70,7 @@ VALUES: dict[str, Any] = {
     "float32": (np.arange(3, dtype=np.float32), np.ones(3, np.float32)),
     "float64 and a count": (np.arange(3.0), np.ones(3), 17),
     "numbers": (1.5, 2, True),
+    "numpy's scalars": (np.float32(1.5), np.float64(0.1), np.int8(-3), np.bool_(True)),
     "0-d and empty": (np.array(2.5), np.zeros((0, 3))),
     "matrices": (np.eye(3), np.arange(8).reshape(2, 2, 2)),
     "not contiguous": (np.arange(6.0).reshape(2, 3).T,),
@@ -101,6 +104,26 @@ def test_tensors_come_back_as_tensors(stats: SharedObsNormStats) -> None:
     assert torch.equal(mean, torch.arange(3.0))
     assert torch.equal(std, torch.ones(3))
     assert (count.dtype, count.item()) == (torch.int64, 4)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", "float64", "bool", "complex64"])
+def test_tensors_of_any_dtype_and_shape_come_back_bit_for_bit(
+    stats: SharedObsNormStats, dtype: str, shape: tuple[int, ...]
+) -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.linspace(-3, 3, math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
+    stats.put({"std": given, "count": 3})
+    found = stats.get()["std"]  # type: ignore[call-overload, index]
+    assert (found.dtype, found.shape) == (given.dtype, given.shape)
+    assert torch.equal(found.reshape(-1).view(torch.uint8), given.reshape(-1).view(torch.uint8))
+
+
+def test_tensors_that_are_not_contiguous_or_not_yet_computed_come_back_as_they_are(stats: SharedObsNormStats) -> None:
+    torch = pytest.importorskip("torch")
+    given = (torch.arange(6.0).reshape(2, 3).T, torch.tensor([1 + 2j]).conj())
+    stats.put(given)
+    assert all(torch.equal(found, one) for found, one in zip(stats.get() or (), given, strict=True))
 
 
 def test_shapes_may_change_from_one_put_to_the_next(stats: SharedObsNormStats) -> None:
@@ -164,6 +187,21 @@ def test_what_is_neither_array_nor_number_is_refused_by_name(stats: SharedObsNor
     with pytest.raises(TypeError, match="statistic '1' must be an array, a tensor or a number, found str"):
         stats.put((np.zeros(1), "std"))
     assert stats.get() is None
+
+
+@pytest.mark.parametrize("value", [np.zeros((2, 3)), None, 1.5, "mean", iter([np.zeros(2)])], ids=repr)
+def test_what_is_neither_tuple_nor_dict_is_refused(stats: SharedObsNormStats, value: Any) -> None:
+    """An array was taken for a tuple of its rows."""
+    expected = f"must be a tuple such as (mean, std), or a dict, found {type(value).__name__}; put a single one"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        stats.put(value)
+    assert stats.get() is None
+
+
+def test_a_bare_tensor_is_refused_too(stats: SharedObsNormStats) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="found Tensor; put a single one as"):
+        stats.put(torch.zeros(2, 3))
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane.core import Layout
-from memlane.ipc.tensors import Tensor, layout_of
+from memlane.core.layout import Field
+from memlane.ipc.tensors import Tensor, bytes_of, layout_of, tensor_of
 from memlane.ipc.weights import Weights
 
 _DESCRIPTION_BYTES = 8192
@@ -41,14 +42,23 @@ class SharedObsNormStats:
 
     def put(self, stats: tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]) -> None:
         """Make ``stats`` the latest."""
+        # Arrays and tensors can be iterated over, too, but their rows are not what was meant.
+        if not isinstance(stats, tuple | list | Mapping):
+            raise TypeError(
+                f"statistics must be a tuple such as (mean, std), or a dict, found {type(stats).__name__}; "
+                "put a single one as (mean,)"
+            )
         named = dict(stats) if isinstance(stats, Mapping) else {str(i): value for i, value in enumerate(stats)}
         kinds = [_kind(name, value) for name, value in named.items()]
         values = {name: np.asarray(value) if kind == "number" else value
                   for (name, value), kind in zip(named.items(), kinds, strict=True)}  # fmt: skip
         layout = layout_of(values)
         content = np.empty(layout.nbytes, np.uint8)
-        for name, view in layout.views(content.data).items():
-            view[...] = _as_array(values[name])
+        for field, kind in zip(layout, kinds, strict=True):
+            if kind == "tensor":
+                _part(content, field)[:] = bytes_of(values[field.name])
+            else:
+                field.view(content.data)[...] = values[field.name]
         description = [isinstance(stats, Mapping), kinds, layout.to_bytes().decode()]
         self._publish(np.frombuffer(json.dumps(description).encode(), np.uint8), content)
 
@@ -59,8 +69,8 @@ class SharedObsNormStats:
             return None
         description, content = found
         is_dict, kinds, layout = json.loads(description.tobytes())
-        views = Layout.from_bytes(layout.encode()).views(content.data)
-        values = {name: _as_kind(kind, view) for (name, view), kind in zip(views.items(), kinds, strict=True)}
+        fields = Layout.from_bytes(layout.encode())
+        values = {field.name: _as_kind(kind, field, content) for field, kind in zip(fields, kinds, strict=True)}
         return values if is_dict else tuple(values.values())
 
     def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
@@ -106,24 +116,25 @@ def _block(capacity_bytes: int) -> Layout:
 
 
 def _kind(name: str, value: Tensor) -> str:
+    if isinstance(value, np.generic):  # first: np.float64 is a float as well
+        return "scalar"
     if isinstance(value, int | float):
         return "number"
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray):
         return "array"
     if hasattr(value, "data_ptr"):
         return "tensor"
     raise TypeError(f"statistic {name!r} must be an array, a tensor or a number, found {type(value).__name__}")
 
 
-def _as_array(value: Tensor) -> NDArray[Any]:
-    return np.asarray(value.detach().cpu()) if hasattr(value, "data_ptr") else np.asarray(value)
+def _part(content: NDArray[np.uint8], field: Field) -> NDArray[np.uint8]:
+    return content[field.offset : field.offset + field.nbytes]
 
 
-def _as_kind(kind: str, array: NDArray[Any]) -> Tensor:
+def _as_kind(kind: str, field: Field, content: NDArray[np.uint8]) -> Tensor:
+    if kind == "tensor":
+        return tensor_of(field, _part(content, field))
+    array = field.view(content.data)
     if kind == "number":
         return array.item()
-    if kind == "array":
-        return array.copy()
-    import torch
-
-    return torch.from_numpy(array.copy())
+    return array[()] if kind == "scalar" else array.copy()

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Layout
@@ -30,6 +31,30 @@ _SHARED_NAMES = {
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     """The layout that holds these tensors, bit for bit."""
     return Layout({name: _spec(name, tensor) for name, tensor in tensors.items()})
+
+
+def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
+    """A copy of a torch tensor's content, whatever its dtype, device and strides; ``tensor_of`` makes it a tensor
+    again."""
+    twin = _twin(tensor)
+    _copy(twin, tensor)
+    return _seen_as_bytes(twin)
+
+
+def tensor_of(field: Field, content: NDArray[np.uint8]) -> Tensor:
+    """A new tensor with that content."""
+    import torch
+
+    name = field.dtype.names[0] if field.dtype.names else field.dtype.name
+    tensor = torch.empty(field.shape, dtype=getattr(torch, name))
+    _seen_as_bytes(tensor)[:] = content
+    return tensor
+
+
+def _seen_as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8).numpy()  # type: ignore[no-any-return]
 
 
 class Parts(_native.Parts):
