@@ -1,6 +1,7 @@
 // The Python face of the replay: rows come in as a dict of arrays and go out as rows of one block.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -8,6 +9,7 @@
 #include <memory_resource>
 #include <optional>
 #include <ranges>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -94,6 +96,20 @@ class Arrivals {
         std::memcpy(to, &value, sizeof value);
         fields.push_back({to, sizeof value, sizeof value});
     }
+    // As floats. False if one that is finite would become infinite: which one, and in which field, is said the long way.
+    static bool narrow(std::span<const double> from, float *to) {
+        std::ranges::transform(from, to, [](double number) { return static_cast<float>(number); });
+        // As whole numbers, where inf and nan are the largest: that is done four at a time, and takes a fifth of the time.
+        std::int32_t largest = 0;
+        for (std::size_t i = 0; i < from.size(); ++i)
+            largest = std::max(largest, std::bit_cast<std::int32_t>(to[i]) & 0x7fffffff);
+        if (largest < 0x7f800000)
+            return true;
+        for (std::size_t i = 0; i < from.size(); ++i)
+            if (std::isfinite(from[i]) && !std::isfinite(to[i]))
+                return false;
+        return true;
+    }
     bool take(const Column &column, PyObject *value, std::int64_t expected) {
         static PyObject *const single = dtype_of("float32"), *const twice = dtype_of("float64"), *const flag = dtype_of("bool");
         const std::size_t bytes = column.place.bytes;
@@ -111,8 +127,8 @@ class Arrivals {
                 const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
                 const auto *from = reinterpret_cast<const double *>(array.data);
                 array.data = static_cast<std::byte *>(memory_.allocate(numbers * sizeof(float)));
-                std::transform(from, from + numbers, reinterpret_cast<float *>(array.data),
-                               [](double number) { return static_cast<float>(number); });
+                if (!narrow({from, numbers}, reinterpret_cast<float *>(array.data)))
+                    return false;
             }
             held_.push_back(nb::borrow(value)); // another thread may empty the dict while this one copies
             fields.push_back({array.data, bytes, bytes});
@@ -120,9 +136,13 @@ class Arrivals {
         }
         if (!column.shape.empty())
             return false;
-        if (PyFloat_Check(value) && dtype == single)
-            keep(static_cast<float>(PyFloat_AS_DOUBLE(value)));
-        else if (PyFloat_Check(value) && dtype == twice)
+        if (PyFloat_Check(value) && dtype == single) {
+            const double number = PyFloat_AS_DOUBLE(value);
+            float narrowed;
+            if (!narrow({&number, 1}, &narrowed))
+                return false;
+            keep(narrowed);
+        } else if (PyFloat_Check(value) && dtype == twice)
             keep(PyFloat_AS_DOUBLE(value));
         else if (PyBool_Check(value) && dtype == flag)
             keep(value == Py_True);

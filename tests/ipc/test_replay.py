@@ -231,6 +231,55 @@ def test_double_rewards_are_stored_as_the_nearest_float() -> None:
         assert set(replay.sampler(seed=0).sample(30)["reward"].tolist()) == {float(np.float32(0.1))}
 
 
+LARGE: dict[str, Any] = {
+    "one number": 1e300,
+    "a scalar": np.float64(-1e300),
+    "one row": np.array([1e300]),
+    "rows": np.array([0.5, 1e300, -1e301]),
+    "rows apart": np.array([0.5, 0.5, -1e300, 0.5])[::2],
+    "a list": [0.5, 1e300],
+    "long doubles": np.array([1e300], np.longdouble),
+    "just too large": np.array([0.5, np.nextafter(2.0**128, 0)]),
+    "rounded up to too large": np.array([2.0**128 - 2.0**103]),
+}
+
+
+@pytest.mark.parametrize("given", LARGE.values(), ids=LARGE)
+def test_a_number_too_large_for_a_float_is_refused_by_name_and_not_stored_as_infinite(given: Any) -> None:
+    with Replay({"done": (bool, ()), "reward": ("float32", ())}, capacity=4) as replay:
+        before = contents(replay)
+        large = next(number for number in np.atleast_1d(given) if abs(number) > 1e30)
+        with pytest.raises(ValueError, match=re.escape(f"rows['reward'] must fit into float32, found {large!s}; ")):
+            replay.add({"done": np.zeros(np.shape(given), bool), "reward": given})
+        assert contents(replay) == before
+
+
+def test_what_is_infinite_or_no_number_is_stored_as_it_is_and_the_largest_float_too() -> None:
+    largest = float(np.finfo(np.float32).max)
+    numbers = [np.inf, -np.inf, np.nan, largest, -largest, np.nextafter(2.0**128 - 2.0**103, 0)]
+    with Replay({"x": ("float32", ())}, capacity=18) as replay:
+        replay.add({"x": np.array(numbers)})
+        replay.add({"x": numbers})
+        for number in numbers:
+            replay.add({"x": number})
+        found = np.unique(replay.sampler(seed=0).sample(2000)["x"])
+        assert np.array_equal(found, np.float32([-np.inf, -largest, largest, np.inf, np.nan]), equal_nan=True)
+
+
+def test_what_a_row_holds_that_is_not_read_may_be_too_large(double: Replay) -> None:
+    """Final observations of episodes that go on are often memory that nobody wrote; so are rows that are skipped."""
+    rows = step(1, 2, truncated=[False, True])
+    last = {"obs": np.array([[1e300, 1e300], [3.0, 3.0]])}
+    writer = double.writer()
+    assert writer.add(rows, final=last) == 2
+    with pytest.raises(ValueError, match=re.escape("final['obs'] must fit into float32, found 1e+300")):
+        writer.add(rows, final={"obs": last["obs"][::-1].copy()})
+    wild = rows | {"obs": np.array([[1e300, 1e300], [2.0, 2.0]])}
+    assert writer.add(wild, final=last, skip=[True, False]) == 1
+    with pytest.raises(ValueError, match=re.escape("rows['obs'] must fit into float32, found 1e+300")):
+        writer.add(wild, final=last, skip=[False, True])
+
+
 def test_rows_may_come_in_any_mapping(single: Replay) -> None:
     assert single.writer().add(UserDict(step(3, truncated=True)), final=UserDict(final(4))) == 1
     assert drawn(single)[3]["next_obs"] == [4.0, 4.0]

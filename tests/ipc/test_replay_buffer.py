@@ -194,7 +194,24 @@ def test_terminal_observations_keep_their_fractions_beside_whole_numbers(buffer:
     assert stored(buffer)[1]["next_obs"] == [0.5] * 3
 
 
+TOO_LARGE = np.array([[1, 1, 1], [1, 1e300, 1]])
+
+
+def test_infinite_rewards_and_those_that_are_no_numbers_stay_what_they_are(buffer: ReplayBuffer) -> None:
+    buffer.add(**rows(1, 2, 3) | {"rewards": np.array([np.inf, -np.inf, np.nan])})
+    assert [stored(buffer)[number]["rewards"] for number in (1, 2)] == [np.inf, -np.inf]
+    assert np.isnan(stored(buffer)[3]["rewards"])
+
+
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "obs too large for a float": ({"obs": TOO_LARGE}, ValueError, "rows['obs'] must fit into float32, found 1e+300"),
+    "next_obs too large": ({"next_obs": TOO_LARGE}, ValueError, "rows['next_obs'] must fit into float32, found 1e+300"),
+    "rewards too large": ({"rewards": [1.0, -1e39]}, ValueError, "rows['rewards'] must fit into float32, found -1e+39"),
+    "a terminal observation too large": (
+        {"terminal_mask": [0, 1], "terminal_next_obs": TOO_LARGE},
+        ValueError,
+        "rows['next_obs'] must fit into float32, found 1e+300",
+    ),
     "obs of another width": ({"obs": np.zeros((2, 4))}, ValueError, "rows['obs'] must have shape [rows, 3] or [3]"),
     "fewer actions": ({"actions": np.zeros((1, 2))}, ValueError, "rows['actions'] must have 2 rows, found 1"),
     "fewer rewards": ({"rewards": [1.0]}, ValueError, "rows['rewards'] must have 2 rows, found 1"),

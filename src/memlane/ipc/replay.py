@@ -417,10 +417,15 @@ class ReplayWriter:
         added = self._add(rows, version, streams, bare, final, finals, timeout, peers)
         if added < 0:
             plain = self._plain(
-                rows, list(self._replay.layout.fields), "rows", None if streams is None else len(streams)
+                rows,
+                list(self._replay.layout.fields),
+                "rows",
+                None if streams is None else len(streams),
+                None if skipped is None else ~skipped,
             )
             count = len(next(iter(plain.values())))
-            last = None if final is None else self._plain(final, self._replay.observations, "final", count)
+            read = np.zeros(count, bool) if ends is None else ends
+            last = None if final is None else self._plain(final, self._replay.observations, "final", count, read)
             self._require(count, skipped, ends)
             added = self._add(plain, version, streams, bare, last, finals, timeout, peers)
             if added < 0:
@@ -459,9 +464,15 @@ class ReplayWriter:
         return np.ascontiguousarray(ends) if ends.any() else None
 
     def _plain(
-        self, given: Mapping[str, ArrayLike], names: list[str], role: str, count: int | None
+        self,
+        given: Mapping[str, ArrayLike],
+        names: list[str],
+        role: str,
+        count: int | None,
+        read: NDArray[np.bool_] | None,
     ) -> dict[str, NDArray[Any]]:
-        """Arrays exactly as the layout has them, or an error that says which one is not."""
+        """Arrays exactly as the layout has them, or an error that says which one is not. What rows hold that are not to
+        be ``read`` does not matter."""
         if given.keys() != set(names):
             raise ValueError(f"{role} must have the fields {names}, found {list(given)}")
         plain: dict[str, NDArray[Any]] = {}
@@ -479,7 +490,7 @@ class ReplayWriter:
                 count = len(array)
             if len(array) != count:
                 raise ValueError(f"{role}[{name!r}] must have {count} rows, found {len(array)}")
-            cast = _cast(array, field.dtype, f"{role}[{name!r}]")
+            cast = _cast(array, field.dtype, f"{role}[{name!r}]", read)
             plain[name] = cast if cast.dtype is self._replay.dtypes[name] else cast.view(self._replay.dtypes[name])
         return plain
 
@@ -505,12 +516,25 @@ def _mask(given: ArrayLike, label: str) -> NDArray[np.bool_]:
     return np.ascontiguousarray(array)
 
 
-def _cast(array: NDArray[Any], dtype: np.dtype[Any], label: str) -> NDArray[Any]:
+def _cast(array: NDArray[Any], dtype: np.dtype[Any], label: str, read: NDArray[np.bool_] | None) -> NDArray[Any]:
     if array.dtype != dtype:
         whole = array.dtype.kind in "iu" and dtype.kind in "iu"
         if not whole and not np.can_cast(array.dtype, dtype, "same_kind"):
             raise TypeError(f"{label} must have dtype {dtype}, found {array.dtype}")
-        found, array = array, array.astype(dtype)
+        found = array
+        try:
+            with np.errstate(over="raise", invalid="ignore"):
+                array = found.astype(dtype)
+        except FloatingPointError:
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = found.astype(dtype)
+            lost = np.isfinite(found) & ~np.isfinite(array)
+            if read is not None and len(read) == len(lost):
+                lost[~read] = False
+            if lost.any():
+                raise ValueError(
+                    f"{label} must fit into {dtype}, found {found[lost][0]!s}; scale it or clip it"
+                ) from None
         if whole and not np.array_equal(found, array):
             raise ValueError(f"{label} must fit into {dtype}, found values from {found.min()} to {found.max()}")
     return np.ascontiguousarray(array)

@@ -119,7 +119,8 @@ class ReplayBuffer(SharedBufferBase):
         self._writer.add(rows)
 
     def sample(self, batch_size: int) -> dict[str, Any]:
-        """``batch_size`` rows, drawn alike, as tensors on ``device``: a new copy each time."""
+        """``batch_size`` rows, drawn alike, as tensors on ``device``: a new copy each time. Torch's random state has no
+        part in it: ``seed=`` makes draws repeatable, ``torch.manual_seed`` does not."""
         if self._sampler is None:
             self._sampler = self.replay.sampler(seed=self._seed)
         return self._sampler.sample(batch_size).torch(self.device)
@@ -145,14 +146,15 @@ def _numbers(given: ArrayLike) -> NDArray[Any]:
     return np.asarray(given)
 
 
-def _column(given: ArrayLike, label: str) -> NDArray[np.float32]:
+def _column(given: ArrayLike, label: str) -> NDArray[Any]:
     """One number for each row: shape [rows] or [rows, 1], flags too."""
     array = _numbers(given)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{label} must be numbers, found {array.dtype}")
-    return np.ascontiguousarray(array, np.float32)
+    # Floats as they are: whoever stores them looks whether they fit.
+    return np.ascontiguousarray(array, None if array.dtype.kind == "f" else np.float32)
 
 
 def _flags(given: ArrayLike, rows: int) -> NDArray[np.bool_]:
