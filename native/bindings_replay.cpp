@@ -420,6 +420,7 @@ class SamplerHandle {
     // Into a block of as many rows as it has.
     void sample(Block block, double beta, int threads, std::optional<double> timeout, nb::handle peers) {
         const std::int64_t count = count_of(block);
+        require_not_ending();
         if (drawer_.asked() > 0)
             raise("MemlaneError", "this sampler of the " + replay_->label() + " is drawing ahead; take what was started first");
         if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: between threads of one process, that of the GIL
@@ -442,9 +443,12 @@ class SamplerHandle {
     // The same in the drawer's thread. The block is kept until it is taken.
     void start(Block block, double beta, int threads) {
         const std::int64_t count = count_of(block);
+        require_not_ending();
         replay_->require_slack(0, count);
-        blocks_.push_back(block);
+        if (drawer_.asked() == 0)
+            blocks_.clear(); // of a parent that forked this process: its thread is not here to draw into them
         drawer_.ask(count, reinterpret_cast<std::byte *>(block.data()), beta, threads);
+        blocks_.push_back(block);
     }
 
     bool ready() const { return drawer_.oldest() != Drawn::not_yet; }
@@ -462,8 +466,10 @@ class SamplerHandle {
                 throw nb::python_error();
             require_open(*replay_->mapping(), replay_->label());
         }
-        drawer_.take();
+        const std::exception_ptr error = drawer_.take();
         blocks_.pop_front();
+        if (error)
+            std::rethrow_exception(error);
         if (drawn == Drawn::nothing_there)
             nothing_to_sample();
         return true;
@@ -472,11 +478,19 @@ class SamplerHandle {
     // Ends the drawer's thread; what was started is not drawn any more.
     void stop() {
         const std::shared_ptr<Drawer::Shared> shared = drawer_.let_go();
+        ++ending_;
         without_gil([&] { Drawer::end(shared.get()); });
-        blocks_.clear();
+        if (--ending_ == 0)
+            blocks_.clear();
     }
 
   private:
+    // While its thread ends, other Python threads run.
+    void require_not_ending() const {
+        if (ending_ > 0)
+            raise("MemlaneError", "this sampler of the " + replay_->label() + " is being stopped by another thread");
+    }
+
     std::int64_t count_of(const Block &block) const {
         require_open(*replay_->mapping(), replay_->label());
         require_writeable(*replay_->mapping(), replay_->label());
@@ -523,6 +537,7 @@ class SamplerHandle {
     Sampler sampler_;
     Dice *dice_;
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+    int ending_ = 0;           // threads that wait in `stop`
     std::deque<Block> blocks_; // that the drawer draws into
     Drawer drawer_;            // last: its thread ends before what it uses goes
 };

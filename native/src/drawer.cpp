@@ -16,10 +16,11 @@ bool Drawer::here() const { return shared_ && shared_->process == this_process()
 void Drawer::ask(std::int64_t count, std::byte *out, double beta, int threads) {
     if (!here()) {
         let_go();
-        shared_ = std::make_shared<Shared>();
-        shared_->process = this_process();
+        auto made = std::make_shared<Shared>();
+        made->process = this_process();
         const OwnSignals own;
-        shared_->thread = std::thread([this, state = shared_] { work(*state); });
+        made->thread = std::thread([this, made] { work(*made); });
+        shared_ = std::move(made); // now that there is a thread to end
     }
     const std::lock_guard lock(shared_->mutex);
     shared_->jobs.push_back({count, out, beta, threads});
@@ -33,10 +34,12 @@ Drawn Drawer::oldest() const {
     return shared_->done > 0 ? shared_->jobs.front().drawn : Drawn::not_yet;
 }
 
-void Drawer::take() {
+std::exception_ptr Drawer::take() {
     const std::lock_guard lock(shared_->mutex);
+    std::exception_ptr error = shared_->jobs.front().error;
     shared_->jobs.pop_front();
     --shared_->done;
+    return error;
 }
 
 std::size_t Drawer::asked() const {
@@ -55,8 +58,8 @@ void Drawer::wait(Shared &shared, std::int64_t deadline_ns) {
 
 std::shared_ptr<Drawer::Shared> Drawer::let_go() {
     if (shared_ && !here()) {
-        // Forked: the thread is not here, and nobody knows how it left its locks. It is left as it is, for ever.
-        shared_->thread.detach();
+        // Forked: the thread is not here, and nobody knows how it left its locks. It is left as it is, for ever; its handle
+        // too, which a new thread of this process may have got.
         new std::shared_ptr<Shared>(std::move(shared_));
         shared_ = nullptr;
     }
@@ -86,7 +89,12 @@ void Drawer::work(Shared &state) {
         const bool let_pass = wait_for_limiter(state, job.count);
         Drawn drawn = Drawn::not_yet;
         if (let_pass) {
-            drawn = sampler_.sample(job.count, job.out, job.beta, job.threads) ? Drawn::whole : Drawn::nothing_there;
+            try {
+                drawn = sampler_.sample(job.count, job.out, job.beta, job.threads) ? Drawn::whole : Drawn::nothing_there;
+            } catch (...) { // no memory for what it notes down; whoever takes the batch hears of it
+                drawn = Drawn::failed;
+                job.error = std::current_exception();
+            }
             if (drawn == Drawn::whole)
                 signal_add(replay_.control().sampled, job.count);
             else

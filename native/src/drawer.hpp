@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -17,7 +18,7 @@
 
 namespace memlane {
 
-enum class Drawn { not_yet, whole, nothing_there };
+enum class Drawn { not_yet, whole, nothing_there, failed };
 
 class Drawer {
   public:
@@ -30,8 +31,8 @@ class Drawer {
     void ask(std::int64_t count, std::byte *out, double beta, int threads);
     // How the oldest batch ended, if it has.
     Drawn oldest() const;
-    // Forget the oldest, which has ended.
-    void take();
+    // Forget the oldest, which has ended. What it failed of, if it did.
+    std::exception_ptr take();
     // How many were asked for and not taken.
     std::size_t asked() const;
 
@@ -52,6 +53,7 @@ class Drawer {
         double beta;
         int threads;
         Drawn drawn = Drawn::not_yet;
+        std::exception_ptr error = nullptr;
     };
     bool here() const; // the thread of this process, not one that a parent had
     void work(Shared &shared);

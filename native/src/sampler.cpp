@@ -316,6 +316,8 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
         for (int attempt = 0; !good_[i] && attempt < tries; ++attempt, ++redrawn) {
             if (weighted) {
                 total = replay_.tree().total();
+                if (!(total > 0)) // for a moment, while the only rows with a priority are overwritten
+                    continue;
                 const double at = dice_.unit() * total;
                 draw_by_priority({&at, 1}, total, i);
             } else {
@@ -347,7 +349,8 @@ bool Sampler::look_everywhere(std::size_t i, std::byte *out, Chain &chain) {
         if (!(priority > 0) || !copy_run(drawn(i), out, chain))
             continue;
         if (weighted)
-            shares_[i] = static_cast<double>(priority) / replay_.tree().total();
+            // A share of what there was when it was drawn; that may be gone by now, and with it the total.
+            shares_[i] = priority / std::max(replay_.tree().total(), static_cast<double>(priority));
         return true;
     }
     return false;

@@ -479,6 +479,8 @@ TEST("a reader stopped at random instants never holds up the writer and never re
             CHECK(watched->memory.publish(stamp, me) > 0);
         reader.kill(SIGCONT);
     }
+    for (int i = 0; i < 10'000 && watched->reads == 0; ++i)
+        dawdle(1'000'000); // on a busy machine it may not have had a core until now
     watched->over = true;
     CHECK_EQ(reader.join(), 0);
     CHECK_EQ(watched->forbidden.load(), 0);

@@ -350,8 +350,11 @@ def left_in(weights: Weights) -> Callable[[Peer], str]:
     """Where a writer was killed, told by what it left in the control block: the state words of the buffers."""
 
     def autopsy(victim: Peer) -> str:
-        words = np.frombuffer(weights.segment["control"].tobytes(), np.int64)[8:16]
-        return ", a buffer half filled" if victim.word in words else ""
+        words = np.frombuffer(weights.segment["control"].tobytes(), np.int64)
+        buffers = words[8:16]
+        if words[0]:  # the latest may still have the victim's word: it marks it just after
+            buffers = np.delete(buffers, words[0] & 0xFF)
+        return ", a buffer half filled" if victim.word in buffers else ""
 
     return autopsy
 
