@@ -47,7 +47,8 @@ class Clock:
             self.first = self.last
         goal, target = self.goal, self.goal["target"]
         if goal.get("evaluate_every"):
-            returns = self._evaluated(act) if env_steps - self.evaluated_at >= goal["evaluate_every"] else []
+            due = env_steps // goal["evaluate_every"] > self.evaluated_at // goal["evaluate_every"]
+            returns = self._evaluated(act) if due else []
         if target is not None and len(returns) >= goal["episodes"]:
             self.solved = statistics.fmean(returns) >= target
         late = self.first is not None and now - self.first[0] >= goal["seconds"]

@@ -128,7 +128,7 @@ class Pictures(nn.Module):
             flat = flat.unsqueeze(1)
         elif self._channels_last:
             flat = flat.movedim(-1, 1)
-        out: Tensor = self.last(self.layers(flat.float() / 255))
+        out: Tensor = self.last(self.layers(flat.float().mul_(1 / 255)))
         return out.reshape(*leading, self.outputs)
 
 

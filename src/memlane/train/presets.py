@@ -23,7 +23,10 @@ class Preset:
 _CLASSIC = {"steps": 32, "epochs": 8, "minibatch": 512, "schedule": "linear", "gamma": 0.98, "lam": 0.9}
 
 APPO_PRESETS = {
-    "CartPole-v1": Preset(16, 500_000, 475, config={**_CLASSIC, "minibatch": 256, "lam": 0.8, "learning_rate": 2e-3}),
+    "CartPole-v1": Preset(
+        16, 500_000, 475,
+        config={**_CLASSIC, "epochs": 10, "minibatch": 256, "lam": 0.8, "learning_rate": 2e-3},
+    ),
     "Acrobot-v1": Preset(32, 1_000_000, -100, config={**_CLASSIC, "gamma": 0.99, "learning_rate": 1e-3}),
     "Pendulum-v1": Preset(
         32, 2_000_000, -200,
@@ -64,8 +67,8 @@ SAC_PRESETS = {
     "Pendulum-v1": Preset(
         4, 50_000, -200,
         config={
-            "steps": 4, "capacity": 50_000, "warm_up": 400, "learning_rate": 2e-3, "gamma": 0.95, "batch": 128,
-            "samples_per_insert": 128.0, "network": {"hidden": (64, 64)},
+            "steps": 4, "capacity": 50_000, "warm_up": 200, "learning_rate": 1.5e-3, "gamma": 0.95, "batch": 128,
+            "samples_per_insert": 256.0, "network": {"hidden": (64, 64)},
         },
     ),
 }  # fmt: skip
@@ -77,6 +80,14 @@ DQN_PRESETS = {
             "steps": 8, "capacity": 50_000, "warm_up": 1_000, "learning_rate": 2e-3, "batch": 64,
             "samples_per_insert": 32.0, "gamma": 0.99, "tau": 0.01, "n_step": 5, "exploration": 0.1,
             "last_epsilon": 0.02, "network": {"hidden": (128, 128)},
+        },
+    ),
+    "Bricks-v0": Preset(
+        16, 1_000_000, 20,
+        config={
+            "steps": 8, "capacity": 40_000, "warm_up": 2_000, "learning_rate": 1e-3, "batch": 32,
+            "samples_per_insert": 8.0, "gamma": 0.97, "tau": 0.01, "n_step": 3, "exploration": 0.05,
+            "last_epsilon": 0.02, "network": {"hidden": ()},
         },
     ),
 }  # fmt: skip
