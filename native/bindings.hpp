@@ -59,7 +59,7 @@ inline std::byte *place(const Mapping &mapping, std::size_t offset, std::size_t 
     return mapping.data() + offset;
 }
 
-// Runs `work`, which must not throw, without the GIL. Not nanobind's gil_scoped_release: when the interpreter ends while a
+// Runs `work` without the GIL. Not nanobind's gil_scoped_release: when the interpreter ends while a
 // thread is in here, taking the GIL back unwinds that thread, and unwinding through a destructor aborts the process. The
 // thread stays here instead; the process's end is its end.
 template <class Work> auto without_gil(Work work) {
@@ -72,13 +72,18 @@ template <class Work> auto without_gil(Work work) {
                 pause();
         }
     };
-    if constexpr (std::is_void_v<decltype(work())>) {
-        work();
+    try {
+        if constexpr (std::is_void_v<decltype(work())>) {
+            work();
+            restore();
+        } else {
+            const auto result = work();
+            restore();
+            return result;
+        }
+    } catch (...) { // by work: memory or threads ran out
         restore();
-    } else {
-        const auto result = work();
-        restore();
-        return result;
+        throw;
     }
 }
 

@@ -111,10 +111,10 @@ class RingHandle {
         ring_.release(slot);
     }
 
-    // claim, copy, commit; or false if the tensors are not what `parts` knows.
+    // claim, copy, commit; or false if the tensors are not what `parts` knows. None: it was made of them just now.
     bool put(Parts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
              std::optional<double> timeout, nb::handle peers) {
-        if (parts == nullptr || !parts->fits(tensors))
+        if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return false;
         require_inside(*parts);
         const std::int64_t slot = claim(timeout, peers);
@@ -126,9 +126,9 @@ class RingHandle {
         return true;
     }
 
-    // take, copy, release; or nothing if the tensors are not what `parts` knows.
+    // take, copy, release; or nothing if the tensors are not what `parts` knows. None: it was made of them just now.
     std::optional<Head> get(Parts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
-        if (parts == nullptr || !parts->fits(tensors))
+        if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return std::nullopt;
         require_inside(*parts);
         const std::int64_t slot = take(timeout, peers);
@@ -321,9 +321,9 @@ void bind_lanes(nb::module_ &m) {
         .def("abandon", &RingHandle::abandon, "slot"_a)
         .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
         .def("release", &RingHandle::release, "slot"_a)
-        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a, "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a,
+        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a,
              "peers"_a, "Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows.")
-        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a, "timeout"_a, "peers"_a,
+        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a, "peers"_a,
              "Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows.")
         .def("head", &RingHandle::head, "slot"_a)
         .def("unread", &RingHandle::unread)

@@ -32,7 +32,7 @@ class Parts {
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             reach = std::max(reach, offset + bytes);
             const ExchangeTable *table = ExchangeTable::of(tensor.type());
-            known_.push_back({name, tensor, source, table, Look(source, table, writeable)});
+            known_.push_back({name, tensor, source, table, Look(source, table, writeable), place_of(tensor)});
             plain_ = plain_ && source.is(tensor);
         }
     }
@@ -73,6 +73,7 @@ class Parts {
         nb::object name, tensor, source;
         const ExchangeTable *table;
         Look look; // of the source
+        nb::object place; // of the tensor; None for an array, whose storage is not exchanged
 
         bool has_twin() const { return !source.is(tensor); }
     };
@@ -107,7 +108,11 @@ class Parts {
 
     static bool is_like_its_twin(const Known &known) {
         return known.tensor.attr("dtype").equal(known.source.attr("dtype")) &&
-               known.tensor.attr("shape").equal(known.source.attr("shape"));
+               known.tensor.attr("shape").equal(known.source.attr("shape")) && place_of(known.tensor).equal(known.place);
+    }
+
+    static nb::object place_of(nb::handle tensor) {
+        return nb::hasattr(tensor, "data_ptr") ? nb::object(tensor.attr("data_ptr")()) : nb::none();
     }
 
     // Whether torch has yet to negate the data when it is read: that is said beside the data, not in it.

@@ -288,6 +288,7 @@ class ReplayHandle {
         require_open(*mapping_, label_);
         const ReplayControl &control = replay_.control();
         nb::dict counters;
+        counters["admitted"] = see(control.admitted.inserts);
         counters["added"] = see(control.added.value);
         counters["sampled"] = see(control.sampled.value);
         counters["evicted"] = see(control.lost.evicted);
@@ -424,15 +425,20 @@ class SamplerHandle {
         if (drawer_.asked() > 0)
             raise("MemlaneError", "this sampler of the " + replay_->label() + " is drawing ahead; take what was started first");
         if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: between threads of one process, that of the GIL
-            raise("MemlaneError", "this sampler of the " + replay_->label() +
-                                      " is drawing in another thread; make a sampler for each thread");
+            in_another_thread();
         const struct Idle {
             std::atomic_flag &busy;
             ~Idle() { busy.clear(std::memory_order_release); }
         } idle{busy_};
         replay_->wait_for_samples(count, timeout, peers);
         auto *out = reinterpret_cast<std::byte *>(block.data());
-        const bool drawn = without_gil_for(block.nbytes(), [&] { return sampler_.sample(count, out, beta, threads); });
+        bool drawn = false;
+        try {
+            drawn = without_gil_for(block.nbytes(), [&] { return sampler_.sample(count, out, beta, threads); });
+        } catch (...) {
+            replay_->replay().refund_samples(count);
+            throw;
+        }
         if (!drawn) {
             replay_->replay().refund_samples(count);
             nothing_to_sample();
@@ -444,6 +450,8 @@ class SamplerHandle {
     void start(Block block, double beta, int threads) {
         const std::int64_t count = count_of(block);
         require_not_ending();
+        if (busy_.test(std::memory_order_relaxed)) // by a thread that draws without the GIL
+            in_another_thread();
         replay_->require_slack(0, count);
         if (drawer_.asked() == 0)
             blocks_.clear(); // of a parent that forked this process: its thread is not here to draw into them
@@ -453,9 +461,13 @@ class SamplerHandle {
 
     bool ready() const { return drawer_.oldest() != Drawn::not_yet; }
 
+    // How many were started and not taken.
+    std::size_t asked() const { return drawer_.asked(); }
+
     // Waits for the oldest that was started, and lets it go. False at the timeout, or if another thread stopped it.
     bool take(std::optional<double> timeout) {
-        const std::int64_t deadline_ns = timeout ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;
+        const bool ends = timeout && *timeout < 1e9;
+        const std::int64_t deadline_ns = ends ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;
         Drawn drawn;
         while ((drawn = drawer_.oldest()) == Drawn::not_yet) {
             const std::shared_ptr<Drawer::Shared> shared = drawer_.shared();
@@ -468,8 +480,15 @@ class SamplerHandle {
         }
         const std::exception_ptr error = drawer_.take();
         blocks_.pop_front();
-        if (error)
-            std::rethrow_exception(error);
+        if (error) { // memory or threads ran out
+            try {
+                std::rethrow_exception(error);
+            } catch (const std::exception &failure) {
+                PyErr_Format(PyExc_MemoryError, "a batch of the %s could not be drawn: %s", replay_->label().c_str(),
+                             failure.what());
+                throw nb::python_error();
+            }
+        }
         if (drawn == Drawn::nothing_there)
             nothing_to_sample();
         return true;
@@ -485,6 +504,11 @@ class SamplerHandle {
     }
 
   private:
+    [[noreturn]] void in_another_thread() const {
+        raise("MemlaneError", "this sampler of the " + replay_->label() +
+                                  " is drawing in another thread; make a sampler for each thread");
+    }
+
     // While its thread ends, other Python threads run.
     void require_not_ending() const {
         if (ending_ > 0)
@@ -583,5 +607,6 @@ void bind_replay(nb::module_ &m) {
         .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a, "Draw into the block in a thread of its own.")
         .def("ready", &SamplerHandle::ready, "Whether the oldest that was started is drawn.")
         .def("take", &SamplerHandle::take, "timeout"_a.none(), "Wait for the oldest that was started; False at the timeout.")
+        .def("asked", &SamplerHandle::asked, "How many were started and not taken.")
         .def("stop", &SamplerHandle::stop, "End the thread; what was started is not drawn any more.");
 }

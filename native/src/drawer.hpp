@@ -38,7 +38,7 @@ class Drawer {
 
     // For waiting and ending without a lock of the caller's: what is waited for stays as long as somebody waits.
     struct Shared;
-    std::shared_ptr<Shared> shared() const { return shared_; }
+    std::shared_ptr<Shared> shared() const { return here() ? shared_ : nullptr; }
     // Until the oldest has ended, somebody calls `end`, or the deadline comes.
     static void wait(Shared &shared, std::int64_t deadline_ns);
     // Nothing is asked for any more; what is not drawn yet is not drawn any more. `end` is to be called with what this returns.

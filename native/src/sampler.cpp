@@ -313,7 +313,7 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
     std::int64_t redrawn = 0;
     Chain chain;
     for (std::size_t i = 0; i < rows; ++i) {
-        for (int attempt = 0; !good_[i] && attempt < tries; ++attempt, ++redrawn) {
+        for (int attempt = 0; !good_[i] && attempt < tries; ++attempt) {
             if (weighted) {
                 total = replay_.tree().total();
                 if (!(total > 0)) // for a moment, while the only rows with a priority are overwritten
@@ -324,6 +324,7 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
                 draw_alike(i, see(replay_.control().reserved.last));
             }
             good_[i] = copy_run(drawn(i), out + i * run_bytes, chain);
+            ++redrawn;
         }
         if (!good_[i] && !look_everywhere(i, out + i * run_bytes, chain))
             return false;

@@ -136,7 +136,7 @@ class Ring:
     def put(
         self,
         parts: Parts | None,
-        tensors: Mapping_[str, object],
+        tensors: Mapping_[str, object] | None,
         policy_version: int,
         writer: int,
         rows: int,
@@ -147,7 +147,7 @@ class Ring:
     def get(
         self,
         parts: Parts | None,
-        tensors: Mapping_[str, object],
+        tensors: Mapping_[str, object] | None,
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
@@ -259,6 +259,8 @@ class Sampler:
     ) -> None: ...
     def start(self, block: NDArray[np.uint8], beta: float, threads: int) -> None:
         """Draw into the block in a thread of its own."""
+    def asked(self) -> int:
+        """How many were started and not taken."""
     def ready(self) -> bool:
         """Whether the oldest that was started is drawn."""
     def take(self, timeout: float | None) -> bool:

@@ -127,6 +127,20 @@ def test_what_was_read_into_one_dict_is_read_again_into_another() -> None:
             assert out["a"].tolist() == [5] * 3
 
 
+class Kind(np.ndarray[Any, Any]):
+    """A class of its own, as np.memmap is."""
+
+
+def test_an_array_of_a_subclass_arrives_every_time() -> None:
+    with Ring({"x": ("float32", 3)}) as ring:
+        writer, reader = ring.writer(), ring.reader()
+        out = {"x": np.zeros(3, np.float32).view(Kind)}
+        for number in range(3):
+            writer.put({"x": np.full(3, number, np.float32).view(Kind)})
+            reader.get(out, timeout=0)
+            assert out["x"].tolist() == [number] * 3
+
+
 # --------------------------------------------------------------------------------------------------------------- torch
 
 
@@ -280,3 +294,24 @@ def test_an_array_that_became_read_only_is_not_read_into() -> None:
         weights.publish({"a": np.ones(4)})
         with pytest.raises(ValueError, match="is read-only"):
             weights.read(out)
+
+
+def test_complex_tensors_arrive_every_time(torch: Any) -> None:
+    given, out = {"z": torch.zeros(2, dtype=torch.complex64)}, {"z": torch.zeros(2, dtype=torch.complex64)}
+    with Ring(layout_of(given)) as ring:
+        writer, reader = ring.writer(), ring.reader()
+        for number in range(3):
+            given["z"].fill_(complex(number, 1))
+            writer.put(given)
+            reader.get(out, timeout=0)
+            assert out["z"].tolist() == [complex(number, 1)] * 2
+
+
+def test_what_was_read_is_read_again_into_a_tensor_in_pieces_that_got_other_memory(torch: Any) -> None:
+    out = {"x": torch.zeros(2, 4)[:, ::2]}
+    with Weights(layout_of(out)) as weights:
+        weights.publish({"x": torch.ones(2, 2)})
+        weights.read(out)
+        out["x"].data = torch.zeros(2, 4)[:, ::2]
+        weights.read(out)
+        assert bool(out["x"].all())

@@ -34,6 +34,12 @@ from memlane.ipc.protocols import Collect, Event, TakenSlot, Transport
 from memlane.ipc.ring import Ring
 from memlane.ipc.weights import Weights
 
+SETTINGS: dict[str, type] = {
+    "collectors": int, "rollouts_per_update": int, "max_lag": int, "deterministic": bool, "in_process": bool,
+    "max_restarts": int, "restart_window": float, "min_collectors": int, "rollout_timeout": float,
+}  # fmt: skip
+"""What ``rl_cfg`` may say to the runner; ``AsyncRunner`` says what it means."""
+
 _open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
 
 

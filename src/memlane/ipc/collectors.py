@@ -178,10 +178,6 @@ class Subscriber:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    @property
-    def version(self) -> int:
-        return self._weights.version
-
     def read(self, out: Mapping[str, Any]) -> int:
         return self._weights.read(out)[0]
 
@@ -189,7 +185,6 @@ class Subscriber:
 class Context:
     def __init__(self, control: Control, worker: int, incarnation: int, reporter: Reporter) -> None:
         self.worker = worker
-        self.collectors = len(control.told)
         self.incarnation = incarnation
         self._told = control.told[worker]
         self._reporter = reporter

@@ -68,10 +68,6 @@ class _Subscriber:
         self._weights = weights
         self._own = threading.local()
 
-    @property
-    def version(self) -> int:
-        return self._weights.version
-
     def read(self, out: Mapping[str, Any]) -> int:
         # A handle of its own for each thread: one remembers what it read last.
         if not hasattr(self._own, "weights"):
@@ -84,7 +80,6 @@ class _Context:
     def __init__(self, owner: InProcess, worker: int) -> None:
         self._owner = owner
         self.worker = worker
-        self.collectors = owner.count
         self.incarnation = 0
 
     @property

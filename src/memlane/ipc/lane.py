@@ -22,7 +22,8 @@ def as_layout(layout: Layout | Mapping[str, FieldSpec]) -> Layout:
 
 
 class Lane(ABC):
-    """The base of ring and weights. Subclasses say how their segment is laid out and bind their native handle."""
+    """The base of ring, weights, statistics and replay. Subclasses say how their segment is laid out and bind their
+    native handle."""
 
     segment: Segment
     layout: Layout

@@ -59,10 +59,6 @@ class MemoryBudget:
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.items)
 
-    @property
-    def largest(self) -> Item:
-        return _largest(self.items)
-
     def check(self, *rooms: Room) -> None:
         """Compare with ``rooms``; without any, with what the machine and the control group have free, and the named
         lanes with what the file system of their names has."""

@@ -75,16 +75,7 @@ class Transport(RolloutSource, Protocol):
     def close(self) -> None: ...
 
 
-class WeightPublisher(Protocol):
-    @property
-    def version(self) -> int: ...
-    def publish(self, tensors: Mapping[str, Any]) -> int:
-        """Make a copy of these the latest version; its number. Waits for nobody."""
-
-
 class WeightSubscriber(Protocol):
-    @property
-    def version(self) -> int: ...
     def read(self, out: Mapping[str, Any]) -> int:
         """Copy the latest version into ``out``; its number. 0: there is none yet, and nothing was copied."""
 
@@ -94,8 +85,6 @@ class CollectorContext(Protocol):
 
     @property
     def worker(self) -> int: ...
-    @property
-    def collectors(self) -> int: ...
     @property
     def incarnation(self) -> int:
         """0 for the first; a collector that took a dead one's place has the next number."""

@@ -249,10 +249,10 @@ class Replay(Lane):
         return self.size
 
     def counters(self) -> dict[str, int]:
-        """Since the replay was made: transitions ``added``, ``sampled`` and ``evicted`` by newer ones; rows
-        ``abandoned`` (their writer died), slots ``avoided`` (another writer held them), ``stale_priorities``, rows
-        ``redrawn`` because they changed or lacked a neighbour; times that the limiter ``held_writers`` and
-        ``held_samplers``."""
+        """Since the replay was made: transitions ``admitted`` by the limiter (0 without one), ``added``, ``sampled``
+        and ``evicted`` by newer ones; rows ``abandoned`` (their writer died), slots ``avoided`` (another writer held
+        them), ``stale_priorities``, rows ``redrawn`` because they changed or lacked a neighbour; times that the limiter
+        ``held_writers`` and ``held_samplers``."""
         return self.native.counters()
 
     @property

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.core import MemlaneError, NothingToSample, WaitTimeout
+from memlane.core import MemlaneError, WaitTimeout
 from memlane.ipc.batch import Batch, tensors
 from memlane.ipc.replay_sampler import ReplaySampler
 
@@ -187,12 +187,16 @@ class ReplayPipeline:
     def _send(self, timeout: float | None) -> None:
         try:
             drawn = self.sampler.native.take(timeout)
-        except NothingToSample:
-            self._free.append(self._asked.popleft())
+        except BaseException:
+            # Over for the drawer, if it failed; Ctrl-C leaves it as it is.
+            while len(self._asked) > self.sampler.native.asked():
+                self._free.append(self._asked.popleft())
             raise
         self._require_open()  # another thread may have closed it
         if not drawn:
-            raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
+            if not self.sampler.native.asked():
+                raise MemlaneError("the batch was started by the process that forked this one; start() one here")
+            raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._asked.popleft()
         try:
             self._sent.append((batch, self._transfer.send(batch)))

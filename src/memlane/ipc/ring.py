@@ -157,7 +157,8 @@ class Writer:
         if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
             parts = Parts(self._ring.layout, tensors, "tensors", writeable=False)
             parts.before_publish()
-            self._put(parts, dict(tensors), policy_version, self.writer, rows, timeout, peers)
+            put = self._put(parts, None, policy_version, self.writer, rows, timeout, peers)
+            assert put
             self._parts = None if parts.twins else parts
 
 
@@ -182,7 +183,7 @@ class Reader:
         head = self._get(self._parts, out, timeout, peers)
         if head is None:
             parts = Parts(self._ring.layout, out, "out", writeable=True)
-            head = self._get(parts, dict(out), timeout, peers)
+            head = self._get(parts, None, timeout, peers)
             assert head is not None
             parts.after_read()
             self._parts = None if parts.twins else parts

@@ -74,10 +74,15 @@ class SharedObsNormStats:
         return values if is_dict else tuple(values.values())
 
     def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
-        for what, used, field in (("description", description, "description"), ("content", content, "content")):
-            room = self._weights.layout[field].nbytes
+        for what, used, mend in (
+            ("description", description, "put fewer statistics, or shorter names"),
+            ("content", content, "make it with a larger capacity_bytes"),
+        ):
+            room = self._weights.layout[what].nbytes
             if used.nbytes > room:
-                raise ValueError(f"the {what} of the statistics takes {used.nbytes} bytes, there is room for {room}")
+                raise ValueError(
+                    f"the {what} of the statistics takes {used.nbytes} bytes, there is room for {room}; {mend}"
+                )
         self._weights.publish_some(
             {"lengths": np.array([description.nbytes, content.nbytes]), "description": description, "content": content}
         )

@@ -46,7 +46,7 @@ def tensor_of(field: Field, content: NDArray[np.uint8]) -> Tensor:
     import torch
 
     name = field.dtype.names[0] if field.dtype.names else field.dtype.name
-    tensor = torch.empty(field.shape, dtype=getattr(torch, name))
+    tensor = torch.empty(field.shape, dtype=getattr(torch, name), device="cpu")
     _seen_as_bytes(tensor)[:] = content
     return tensor
 
