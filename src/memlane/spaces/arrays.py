@@ -13,7 +13,7 @@ from memlane import _native
 from memlane.core.layout import FieldSpec
 from memlane.spaces.capacity import Capacities, split
 from memlane.spaces.casting import as_array, cast
-from memlane.spaces.column import Batch, Column, column_of, fields_of, find
+from memlane.spaces.column import Batch, Column, Rows, column_of, fields_of, find
 from memlane.spaces.paths import BARE
 
 # A string, because these classes are not generic in every version of Gymnasium.
@@ -70,6 +70,13 @@ class ArrayColumn(Column):
     def load_batch(self, begin: int, end: int, copy: bool) -> NDArray[Any]:
         view = self.rows[begin:end]
         return view.copy() if copy else view
+
+    def store_rows(self, rows: Rows, content: Any) -> None:
+        self.rows[rows] = content
+
+    def load_rows(self, rows: Rows) -> NDArray[Any]:
+        found: NDArray[Any] = self.rows[rows]
+        return found
 
 
 class RangeColumn(ArrayColumn):

@@ -18,10 +18,11 @@ binds a space to such arrays, wherever they lie. Both dispatch on the space's cl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ class Batch(NamedTuple):
 
     size: int | None
     content: Any
+
+
+Rows: TypeAlias = "Sequence[int] | NDArray[np.integer[Any]]"
+"""Numbers of rows."""
 
 
 class Column(ABC):
@@ -112,6 +117,14 @@ class Column(ABC):
     def load_batch(self, begin: int, end: int, copy: bool) -> Any:
         """A batch."""
 
+    @abstractmethod
+    def store_rows(self, rows: Rows, content: Any) -> None:
+        """``store_batch`` into rows that need not be next to each other."""
+
+    @abstractmethod
+    def load_rows(self, rows: Rows) -> Any:
+        """A batch of such rows, as a copy."""
+
     def _no_row(self, index: int) -> IndexError:
         return IndexError(f"at {self.path!r}: there are {self.n} rows, no row {index}")
 
@@ -128,11 +141,17 @@ class SinglesColumn(Column):
         return Batch(len(values), [self.convert(value) for value in values])
 
     def store_batch(self, begin: int, content: Any) -> None:
-        for index, one in enumerate(content, begin):
-            self.store(index, one)
+        self.store_rows(range(begin, begin + len(content)), content)
 
     def load_batch(self, begin: int, end: int, copy: bool) -> tuple[Any, ...]:
         return tuple(self.load(index, copy) for index in range(begin, end))
+
+    def store_rows(self, rows: Rows, content: Any) -> None:
+        for index, one in zip(rows, content, strict=True):
+            self.store(int(index), one)
+
+    def load_rows(self, rows: Rows) -> tuple[Any, ...]:
+        return tuple(self.load(int(index), copy=True) for index in rows)
 
 
 @singledispatch

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
 from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Batch, Column, SinglesColumn, column_of, fields_of, find
+from memlane.spaces.column import Batch, Column, Rows, SinglesColumn, column_of, fields_of, find
 from memlane.spaces.paths import BARE, join, step
 
 # A space with no parts still has rows: a byte for each, so that a column knows how many.
@@ -60,6 +60,13 @@ class PartsColumn(Column):
 
     def load_batch(self, begin: int, end: int, copy: bool) -> Any:
         return self.put_together([part.load_batch(begin, end, copy) for part in self.parts])
+
+    def store_rows(self, rows: Rows, content: Any) -> None:
+        for part, one in zip(self.parts, content, strict=True):
+            part.store_rows(rows, one)
+
+    def load_rows(self, rows: Rows) -> Any:
+        return self.put_together([part.load_rows(rows) for part in self.parts])
 
 
 class DictColumn(PartsColumn):

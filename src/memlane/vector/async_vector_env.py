@@ -12,6 +12,7 @@ import enum
 import inspect
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -359,20 +360,18 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ids = env_ids_of(env_ids, self.num_envs, self._sent)
         if not len(ids):
             return
-        count, _ = column.convert_batch(actions)  # checks everything before the first is stored
+        count, content = column.convert_batch(actions)
         if count != len(ids):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
-        singles = iterate(batch_space(self.single_action_space, len(ids)), actions)
-        for env, action in zip(ids.tolist(), singles, strict=True):
-            column.write(env, action)
+        column.store_rows(ids, content)
         self._steps.asked[ids] += 1
         self._sent.update(ids.tolist())
-        for handle in self._workers.handles:
+        handles = self._workers.handles
+        for handle in handles:
             handle.message = None  # what came before is over, also for those that are not asked now
-            here = int(np.count_nonzero((ids >= handle.envs.start) & (ids < handle.envs.stop)))
-            if here:
-                self._conductor.ask(handle, SEND, here)
+        for worker, many in Counter(self._workers.of_env[ids].tolist()).items():
+            self._conductor.ask(handles[worker], SEND, many)
         self._state = AsyncState.WAITING_RECV
 
     def recv(
@@ -405,7 +404,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
         mine = ids.tolist()
-        owners = [handle for handle in self._workers.handles if any(env in handle.envs for env in mine)]
+        owners = [self._workers.handles[worker] for worker in sorted(set(self._workers.of_env[ids].tolist()))]
         while True:
             try:
                 if len(mine) == len(self._sent):
@@ -435,10 +434,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return {key: column.rows[env].copy() for key, (column, told) in self._steps.infos.items() if told[env]}
 
     def _some(self, ids: NDArray[np.int64]) -> Any:
-        column = self._steps.observations
-        singles = [self._single[env] if column is None else column.read_one(env) for env in ids.tolist()]
-        room: Any = create_empty_array(self.single_observation_space, n=len(singles))
-        return concatenate(self.single_observation_space, singles, room)
+        if self._steps.observations is not None:
+            return self._steps.observations.load_rows(ids)
+        room: Any = create_empty_array(self.single_observation_space, n=len(ids))
+        return concatenate(self.single_observation_space, [self._single[env] for env in ids.tolist()], room)
 
     def _column(self, caller: str) -> Column:
         if self._steps.actions is None:

@@ -222,6 +222,8 @@ class Workers:
             )
             for worker, envs in enumerate(ranges)
         ]
+        self.of_env = np.repeat(np.arange(len(ranges)), [len(envs) for envs in ranges])
+        """Which worker has an environment."""
 
     def start(self) -> list[Ready]:
         """All at once; returns when the last has its environments."""
