@@ -68,32 +68,32 @@ def new(
 
 def envs() -> None:
     """List the native environments that come with memlane: what they take and give, the steps of an episode, and the
-    mean return at which a training with their preset is over."""
+    algorithms that have a preset for them, with the mean return at which a training with it is over."""
     from rich.table import Table
 
     from memlane.native import built_in, built_in_names
-    from memlane.train.presets import APPO_PRESETS
+    from memlane.train.presets import PRESETS
 
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
-    for title in ("observation", "action", "steps", "preset", "settings"):
+    for title in ("observation", "action", "steps", "presets", "settings"):
         table.add_column(title, overflow="fold")
     for name in built_in_names():
         spec = built_in(name)
-        preset = APPO_PRESETS.get(name)
+        presets = [f"{algo} {found[name].target:g}" for algo, found in PRESETS.items() if name in found]
         table.add_row(
             name if spec.num_agents == 1 else f"{name} ({spec.num_agents} agents)",
             _brief(spec.observation_space),
             _brief(spec.action_space),
             str(spec.max_episode_steps or "no limit"),
-            "-" if preset is None else f"{preset.target:g}",
+            ", ".join(presets) or "-",
             ", ".join(f"{one.name}={one.value:g}" for one in spec.settings),
         )
     console = _console()
     if not console.is_terminal:
         console.width = _WIDE  # one line for each: programs read it
     console.print(table)
-    others = ", ".join(name for name in APPO_PRESETS if name not in built_in_names())
+    others = ", ".join(name for name in PRESETS["appo"] if name not in built_in_names())
     _say(f"\nGymnasium's with a preset: {others}. Any other id of Gymnasium can be trained on as well.")
 
 

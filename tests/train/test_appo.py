@@ -21,9 +21,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from train_support import Cliff, QuietRun, Script, mean_return, moment_of, preset_runner, updates_of
+from train_support import Cliff, QuietRun, Script, mean_return, mean_score, moment_of, preset_runner, updates_of
 
-import memlane.native
 from memlane.core import Layout
 from memlane.ipc.collector_error import CollectorError
 from memlane.ipc.protocols import CollectorLost
@@ -646,16 +645,3 @@ def test_it_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
         return policy.actions.for_env(actions)
 
     assert mean_score("Bricks-v0", act) > 1.25 * chance
-
-
-def mean_score(env: str, act: Any, games: int = 400) -> float:
-    """Of one whole game in each of so many native environments."""
-    envs = memlane.native.make(env, num_envs=games, copy=True)
-    observations, _ = envs.reset(seed=5)
-    scores, playing = np.zeros(games), np.ones(games, bool)
-    while playing.any():
-        observations, rewards, terminated, truncated, _ = envs.step(act(observations))
-        scores += rewards * playing
-        playing &= ~(terminated | truncated)
-    envs.close()
-    return float(scores.mean())

@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from train_support import QuietRun, Script, mean_return
+from train_support import QuietRun, Script, mean_return, mean_score
 
 from memlane.ipc import Replay
 from memlane.train import dqn, sac
@@ -291,6 +291,43 @@ def test_dqn_solves_cart_pole_although_one_of_two_collectors_is_killed_again_and
     assert runner.env_steps <= counters["added"] <= runner.env_steps + len(killed) * 2 * 8 * 4 + 2 * 2 * 8 * 4
 
 
+def test_dqn_learns_from_pixels_that_the_replay_keeps_as_bytes(tmp_path: Path) -> None:
+    runner = runner_of("dqn", "Bricks-v0", tmp_path, num_envs=4, capacity=500, warm_up=100, samples_per_insert=2.0)
+    losses: list[float] = []
+    kept: dict[str, str] = {}
+    assert runner.run is not None
+
+    def look(metrics: Metrics) -> None:
+        assert runner.replay is not None
+        losses.append(metrics.learning["loss"])
+        kept.update({name: str(field.dtype) for name, field in runner.replay.layout.fields.items()})
+
+    runner.run.listeners.append(look)
+    with runner:
+        runner.learn(20)
+    assert {dtype for name, dtype in kept.items() if name.startswith("obs.")} == {"uint8"}
+    assert math.isfinite(losses[-1])
+
+
+@pytest.mark.soak  # a minute and a half
+@pytest.mark.timeout(400)
+def test_dqn_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
+    runner = runner_of("dqn", "Bricks-v0", tmp_path)
+    runner.should_stop = lambda metrics: "over" if metrics.env_steps >= 60_000 else None
+    runner.progress = lambda metrics: metrics.env_steps / preset_for("Bricks-v0", "dqn").max_steps
+    with runner:
+        runner.learn(1 << 40)
+    policy = runner.learner.policy
+    (name,) = policy.encoder._parts
+    draw = np.random.default_rng(1)
+    chance = mean_score("Bricks-v0", lambda observations: draw.integers(0, 3, len(observations)))
+
+    def act(observations: Any) -> Any:
+        return policy.for_env(policy.act_best({name: torch.from_numpy(observations)})[0])
+
+    assert mean_score("Bricks-v0", act) > 1.5 * chance
+
+
 def test_the_ratio_of_samples_to_inserts_is_held_and_told(tmp_path: Path) -> None:
     runner = runner_of("dqn", "CartPole-v1", tmp_path, samples_per_insert=3.5, batch=32, warm_up=100)
     told: list[float] = []
@@ -301,14 +338,51 @@ def test_the_ratio_of_samples_to_inserts_is_held_and_told(tmp_path: Path) -> Non
     assert told[-1] == pytest.approx(3.5, rel=0.05)
 
 
+def test_transitions_whose_rollouts_never_came_do_not_hold_the_training_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limiter counts them like any other; here half of all rows are such."""
+    fill = Trip.fill
+
+    def forgetful(self: Trip, slot: Any, steps: int) -> tuple[int, int]:
+        took = fill(self, slot, steps)
+        slot["transitions"][...] //= 2
+        return took
+
+    monkeypatch.setattr(Trip, "fill", forgetful)
+    few = {"samples_per_insert": 2.0, "batch": 32, "warm_up": 64, "in_process": True, "rollout_timeout": 20.0}
+    runner = runner_of("dqn", "CartPole-v1", tmp_path, **few)
+    told: list[float] = []
+    assert runner.run is not None
+    runner.run.listeners.append(lambda metrics: told.append(metrics.learning["samples_per_insert"]))
+    with runner:
+        runner.learn(80)
+    assert told[-1] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_new_training_does_not_go_on_with_the_replay_of_an_old_one(tmp_path: Path) -> None:
+    deterministic("dqn", "CartPole-v1", tmp_path / "mine", 12)
+    deterministic("dqn", "CartPole-v1", tmp_path / "theirs", 12, seed=5)
+    (tmp_path / "mine" / "checkpoint.pt").unlink()
+    deterministic("dqn", "CartPole-v1", tmp_path / "mine", 12, seed=5)
+    with Replay.load(tmp_path / "mine" / REPLAY) as mine, Replay.load(tmp_path / "theirs" / REPLAY) as theirs:
+        one, two = (replay.sampler(seed=0).sample(64) for replay in (mine, theirs))
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_what_only_asynchronous_ppo_knows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"network\.lstm is asynchronous PPO's alone, found 16"):
+        runner_of("dqn", "CartPole-v1", tmp_path, network={"lstm": 16})
+
+
 DETERMINISTIC: dict[str, Any] = {
     "deterministic": True, "warm_up": 40, "batch": 16, "samples_per_insert": 4.0, "steps": 8, "capacity": 300,
     "network": {"hidden": (8,)},
 }  # fmt: skip
 
 
-def deterministic(algo: str, env: str, folder: Path, iterations: int, **changes: Any) -> OffPolicy:
-    runner = runner_of(algo, env, folder, **{**DETERMINISTIC, **changes})
+def deterministic(algo: str, env: str, folder: Path, iterations: int, seed: int = 0, **changes: Any) -> OffPolicy:
+    runner = runner_of(algo, env, folder, seed, **{**DETERMINISTIC, **changes})
     assert runner.run is not None
     runner.progress = lambda metrics: metrics.env_steps / 1000  # of what is over, whenever it is to stop
     if (folder / "checkpoint.pt").exists():

@@ -80,4 +80,4 @@ def test_a_run_on_a_function_cannot_be_found_again_by_name(tmp_path: Path) -> No
 
 
 def test_every_setting_of_the_runner_can_be_told() -> None:
-    assert set(settings._RUNNER) | {"collectors", "max_lag", "deterministic", "seed"} == runner.RUNNER_KEYS
+    assert set(settings._RUNNER) | {"collectors", "max_lag", "deterministic", "seed"} == set(runner.RUNNER_SETTINGS)

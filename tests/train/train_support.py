@@ -114,3 +114,18 @@ def mean_return(policy: ActorCritic, env: str, seed: int = 77) -> float:
         alive &= ~(terminated | truncated)
     envs.close()
     return float(returns.mean())
+
+
+def mean_score(env: str, act: Any, games: int = 400) -> float:
+    """Of one whole game in each of so many native environments."""
+    import memlane.native
+
+    envs = memlane.native.make(env, num_envs=games, copy=True)
+    observations, _ = envs.reset(seed=5)
+    scores, playing = np.zeros(games), np.ones(games, bool)
+    while playing.any():
+        observations, rewards, terminated, truncated, _ = envs.step(act(observations))
+        scores += rewards * playing
+        playing &= ~(terminated | truncated)
+    envs.close()
+    return float(scores.mean())

@@ -34,7 +34,7 @@ class Adam:
         self.flat = flatten(self.parameters)
         self.learning_rate, self.eps = learning_rate, eps
         self.gradient, self.mean, self.square = (torch.zeros_like(self.flat) for _ in range(3))
-        self.steps = torch.zeros((), device=self.flat.device)
+        self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
 
     def step(self, loss: Tensor, max_norm: float = 0.0) -> None:
         """``max_norm`` is how long a gradient may be; 0: as long as it is."""

@@ -24,7 +24,7 @@ from memlane.ipc.protocols import CollectorContext, Slot, TakenSlot
 from memlane.ipc.tensors import layout_of
 from memlane.train import collecting
 from memlane.train.adam import Adam
-from memlane.train.collecting import episode_fields, episodes_of
+from memlane.train.collecting import episode_fields, episodes_of, told_of
 from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics
@@ -70,7 +70,7 @@ class APPOConfig:
 
 
 def slot_fields(
-    observations: Space[Any], actions: ActorCritic, steps: int, envs: int, lstm: int
+    observations: Space[Any], policy: ActorCritic, steps: int, envs: int, lstm: int
 ) -> dict[str, FieldSpec]:
     """What a rollout is made of, time first. ``obs`` has one row more: what the last steps left."""
     rows = (steps, envs)
@@ -78,9 +78,9 @@ def slot_fields(
         f"obs.{name}": (space.dtype or np.dtype("float32"), (steps + 1, envs, *(space.shape or ())))
         for name, space in parts_of(observations).items()
     }
-    dtype = "int64" if actions.actions.dtype == torch.int64 else "float32"
+    dtype = "int64" if policy.actions.dtype == torch.int64 else "float32"
     made |= {
-        "actions": (dtype, (*rows, *actions.actions.shape)),
+        "actions": (dtype, (*rows, *policy.actions.shape)),
         "log_probs": ("float32", rows),
         "rewards": ("float32", rows),
         "terminated": ("bool", rows),
@@ -114,7 +114,7 @@ class Trip(collecting.Trip):
         arrays = {name: views[f"obs.{name}"] for name in self.names}
         if self.state is not None:
             views["state"][...] = torch.stack(self.state).numpy()
-        self.episodes.open(slot)
+        told = told_of(slot)
         for t in range(steps):
             begin = time.perf_counter_ns()
             self._look(arrays, t)
@@ -131,7 +131,7 @@ class Trip(collecting.Trip):
             after = time.perf_counter_ns()
             views["rewards"][t], views["terminated"][t], views["truncated"][t] = rewards, terminated, truncated
             ended = terminated | truncated
-            self.episodes.step(t, rewards, self.valid, ended)
+            self.episodes.step(told, t, rewards, self.valid, ended)
             # In the place of the next step, those that ended are reset; the one after that begins an episode.
             self.begins = ~self.valid
             self.valid = ~ended
@@ -201,7 +201,6 @@ class Learner:
 
     def __init__(self, observations: Space[Any], actions: Space[Any], config: APPOConfig, device: str = "cpu") -> None:
         self.config = config
-        self.device = device
         self.policy = ActorCritic(observations, actions, config.network).to(device)
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
 

@@ -77,17 +77,26 @@ class Episodes:
         self.returns = np.zeros(envs)
         self.lengths = np.zeros(envs, np.int32)
 
-    def open(self, slot: Slot) -> None:
-        self._told = slot["episode_returns"], slot["episode_lengths"]
-        self._told[0][...] = np.nan
-
-    def step(self, t: int, rewards: NDArray[Any], valid: NDArray[np.bool_], ended: NDArray[np.bool_]) -> None:
+    def step(
+        self, told: Told, t: int, rewards: NDArray[Any], valid: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> None:
+        """Step ``t`` of a rollout, into what ``told_of`` its slot."""
         self.returns += rewards
         self.lengths += valid
         if ended.any():
-            returns, lengths = self._told
+            returns, lengths = told
             returns[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
             self.returns[ended] = self.lengths[ended] = 0
+
+
+Told = tuple[NDArray[np.float32], NDArray[np.int32]]
+
+
+def told_of(slot: Slot) -> Told:
+    """Where a slot tells of episodes that ended; none so far. Not to be kept for longer than the slot."""
+    told = slot["episode_returns"], slot["episode_lengths"]
+    told[0][...] = np.nan
+    return told
 
 
 def episode_fields(steps: int, envs: int) -> dict[str, FieldSpec]:

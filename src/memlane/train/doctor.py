@@ -196,7 +196,7 @@ def waiting() -> Iterator[Finding]:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         mapping = Mapping(fd, 0, mmap.PAGESIZE, True)
     except OSError as error:
-        fix = "no lane can be made: Linux 5.3 or newer, and a sandbox that allows memfd_create and fallocate"
+        fix = "no lane can be made: Linux 5.4 or newer, and a sandbox that allows memfd_create and fallocate"
         yield Finding("fail", "memfd", str(error), fix)
         return
     finally:
@@ -212,7 +212,7 @@ def waiting() -> Iterator[Finding]:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        yield Finding("fail", "pidfd", str(error), "Linux 5.3 or newer; in a sandbox, allow pidfd_open")
+        yield Finding("fail", "pidfd", str(error), "Linux 5.4 or newer; in a sandbox, allow pidfd_open")
     else:
         yield Finding("ok", "pidfd", "can be opened")
 

@@ -18,13 +18,15 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
+from memlane.core import NothingToSample
 from memlane.core.layout import FieldSpec
+from memlane.ipc.memory_budget import MemoryBudget
 from memlane.ipc.protocols import CollectorContext, Slot
 from memlane.ipc.replay import Limiter, Replay, ReplayWriter
 from memlane.ipc.replay_pipelines import ReplayPipeline
 from memlane.ipc.tensors import layout_of
 from memlane.train import collecting
-from memlane.train.collecting import episode_fields, episodes_of
+from memlane.train.collecting import episode_fields, episodes_of, told_of
 from memlane.train.networks import NetworkConfig, arrays_of, parts_of
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one
@@ -62,6 +64,9 @@ class OffPolicyConfig:
 
     def __post_init__(self) -> None:
         require_at_least_one(self, "steps", "capacity", "warm_up", "batch", "n_step")
+        for name in ("lstm", "log_std"):
+            if getattr(self.network, name):
+                raise ValueError(f"network.{name} is asynchronous PPO's alone, found {getattr(self.network, name)}")
         if not self.samples_per_insert > 0:
             raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
         if self.warm_up > self.capacity:
@@ -135,7 +140,7 @@ class Trip(collecting.Trip):
 
     def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
         env_ns = policy_ns = transitions = 0
-        self.episodes.open(slot)
+        told = told_of(slot)
         for t in range(steps):
             begin = time.perf_counter_ns()
             if self.warming_up():
@@ -151,7 +156,7 @@ class Trip(collecting.Trip):
             row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
             final = {f"obs.{name}": value for name, value in next_seen.items()} if ended.any() else None
             transitions += self.writer.add(row, final=final, skip=~self.valid, version=self.version)
-            self.episodes.step(t, rewards, self.valid, ended)
+            self.episodes.step(told, t, rewards, self.valid, ended)
             self.valid = ~ended
             self.seen = next_seen
             policy_ns += between - begin
@@ -172,23 +177,30 @@ class OffPolicy(Algorithm):
     ``action``."""
 
     replay: Replay | None = None
-    _owed = 0.0
-    """Gradient steps that the transitions so far have earned and that were not made yet: a fraction."""
+    _lost = 0
+    """Transitions in the replay whose rollouts never came."""
     _pipeline: ReplayPipeline | None = None
 
     @abstractmethod
     def action(self) -> FieldSpec:
         """The field of an action in a row of the replay."""
 
-    def begin(self, first_rollout: int, fresh_every: int) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if self.deterministic and self.num_collectors > 1:
             raise ValueError(
                 "a deterministic off-policy run has one collector: the order in which several fill the replay is chance"
             )
+
+    def begin(self, first_rollout: int, fresh_every: int) -> None:
         config = self.config
         first = self.learner.tensors()
         if self.replay is None:
+            assert self.run is not None
+            # Rows of another training there would be taken for those of this one that have their numbers.
+            (self.run.folder / REPLAY).unlink(missing_ok=True)
             self.replay = self._new_replay()
+        self._lost = self.replay.counters()["admitted"] - self.env_steps
         self._sampler = self.replay.sampler(
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
@@ -204,16 +216,26 @@ class OffPolicy(Algorithm):
         config = self.config
         # As far as credits let the collectors run ahead, and a batch: below that the limiter would stop one side for a
         # rollout that the other waits for.
-        ahead = self.rollouts_per_update * (self.max_lag + 2) * config.steps * self.num_envs
-        slack = 2 * (ahead * config.samples_per_insert + config.batch)
+        slack = 2 * (self._most_under_way * config.samples_per_insert + config.batch)
+        row = row_fields(self.observation_space, self.action())
+        streams, alpha = self.num_envs * self.num_collectors, config.alpha or None
+        budget = MemoryBudget()
+        size = Replay.segment_layout(row, config.capacity, streams=streams, alpha=alpha)
+        budget.add("replay", size, lower=f"capacity={config.capacity}")
+        budget.check()
         return Replay(
-            row_fields(self.observation_space, self.action()),
+            row,
             config.capacity,
-            streams=self.num_envs * self.num_collectors,
+            streams=streams,
             observations=[f"obs.{name}" for name in parts_of(self.observation_space)],
-            alpha=config.alpha or None,
+            alpha=alpha,
             limiter=Limiter(config.samples_per_insert, config.warm_up, slack),
         )
+
+    @property
+    def _most_under_way(self) -> int:
+        """Transitions of rollouts that have begun and were not taken."""
+        return self.rollouts_per_update * (self.max_lag + 2) * int(self.config.steps) * self.num_envs
 
     def iterate(self, share: float, whole: bool) -> Metrics:
         assert self.replay is not None
@@ -223,17 +245,24 @@ class OffPolicy(Algorithm):
             lags = [self.lag_of(slot) for slot in slots]
             episodes = episodes_of(slots)
             added = sum(int(slot["transitions"]) for slot in slots)
-        before, self.env_steps = self.env_steps, self.env_steps + added
-        # What came in during the warm-up is not owed for.
-        counted = max(self.env_steps - max(before, self.config.warm_up), 0)
-        self._owed += counted * self.config.samples_per_insert / self.config.batch
-        steps = int(self._owed)
-        self._owed -= steps
-        told = self._gradient_steps(steps, share)
+        self.env_steps += added
+        told = self._gradient_steps(self._due(), share)
         told |= {"samples_per_insert": self.replay.samples_per_insert, "replay_size": float(self.replay.size)}
         if whole and self.deterministic:  # before the collectors go on: it is what a resumed run would have
             self.save_replay()
         return self.metrics(episodes, lags, told, begin, waited)
+
+    def _due(self) -> int:
+        """Gradient steps that the transitions so far have earned, those of the warm-up apart, and that were not made
+        yet."""
+        assert self.replay is not None
+        counters = self.replay.counters()
+        # When a collector is killed, and when a run is resumed, transitions stay whose rollout never comes. The limiter
+        # has counted them: without samples for them it would hold the collectors in the end, and for ever.
+        under_way = counters["admitted"] - self.env_steps - self._lost
+        self._lost += max(under_way - self._most_under_way, 0)
+        earned = max(self.env_steps + self._lost - self.config.warm_up, 0) * self.config.samples_per_insert
+        return max(int((earned - counters["sampled"]) // self.config.batch), 0)
 
     def _gradient_steps(self, steps: int, share: float) -> dict[str, float]:
         assert self.replay is not None
@@ -246,13 +275,18 @@ class OffPolicy(Algorithm):
         for step in range(steps):
             if not pipeline.started:
                 pipeline.start()
-            batch = pipeline.consume()
+            try:
+                batch = pipeline.consume()
+            except (
+                NothingToSample
+            ):  # yet: rows wait for those after them. The next update has these steps to make, too.
+                break
             # The next one is drawn while this one is learned from; in deterministic mode after its priorities are in.
             if not self.deterministic and step + 1 < steps:
                 pipeline.start()
             errors, losses = self.learner.update(batch, share)
             if self.replay.alpha is not None:
-                self.replay.update_priorities(batch["key"].numpy(), errors.numpy())
+                self.replay.update_priorities(batch["key"].cpu().numpy(), errors.cpu().numpy())
             for name, value in losses.items():
                 told[name].append(value)
             told["sample_age"].append(float(now - batch["version"].double().mean()))
@@ -268,13 +302,13 @@ class OffPolicy(Algorithm):
     def checkpoint(self) -> dict[str, Any]:
         if self.replay is not None and not self.deterministic:
             self.save_replay()
-        return {**super().checkpoint(), "owed": self._owed}
+        return super().checkpoint()
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         super().restore(checkpoint)
-        self._owed = checkpoint["owed"]
-        if self.run is not None:
-            self.replay = Replay.load(self.run.folder / REPLAY)
+        if self.run is None:
+            raise ValueError("the replay is in the run's folder: set `run` before restore()")
+        self.replay = Replay.load(self.run.folder / REPLAY)
 
     def close(self) -> None:
         if self._pipeline is not None:

@@ -14,8 +14,6 @@ class Preset:
     """Environment steps, of all collectors together."""
     target: float | None = None
     """The mean return at which the training is over."""
-    backend: str | None = None
-    """None: native where there is one, else Gymnasium's."""
     config: dict[str, Any] = field(default_factory=dict)
     """Of the algorithm."""
 
@@ -24,8 +22,8 @@ _CLASSIC = {"steps": 32, "epochs": 8, "minibatch": 512, "schedule": "linear", "g
 
 APPO_PRESETS = {
     "CartPole-v1": Preset(
-        16, 500_000, 475,
-        config={**_CLASSIC, "epochs": 10, "minibatch": 256, "lam": 0.8, "learning_rate": 2e-3},
+        32, 300_000, 475,
+        config={**_CLASSIC, "epochs": 10, "lam": 0.8, "learning_rate": 2.5e-3},
     ),
     "Acrobot-v1": Preset(32, 1_000_000, -100, config={**_CLASSIC, "gamma": 0.99, "learning_rate": 1e-3}),
     "Pendulum-v1": Preset(
@@ -92,7 +90,7 @@ DQN_PRESETS = {
     ),
 }  # fmt: skip
 
-_PRESETS = {"appo": APPO_PRESETS, "sac": SAC_PRESETS, "dqn": DQN_PRESETS}
+PRESETS = {"appo": APPO_PRESETS, "sac": SAC_PRESETS, "dqn": DQN_PRESETS}
 _PLAIN = {
     "appo": Preset(),
     "sac": Preset(8, config={"network": {"hidden": (256, 256)}}),
@@ -103,4 +101,4 @@ _PLAIN = {
 def preset_for(env: Any, algo: str = "appo") -> Preset:
     """The preset of an environment, by its name with or without ``memlane/``; a plain one for those without."""
     name = env.removeprefix("memlane/") if isinstance(env, str) else ""
-    return _PRESETS[algo].get(name, _PLAIN[algo])
+    return PRESETS[algo].get(name, _PLAIN[algo])

@@ -4,6 +4,9 @@ config.json      what it was told
 metrics.csv      a line for every update
 events.*         the same for TensorBoard, when it is installed
 checkpoint.pt    all that is needed to go on
+replay.memlane   the rest of it, off-policy
+result.json      how it ended, and the last policy's evaluation
+report.html      plots of all that
 """
 
 from __future__ import annotations
@@ -73,7 +76,6 @@ class Run:
         self.seconds_before = 0.0
         self.recent: deque[float] = deque(maxlen=_RECENT)
         self.latest = Metrics()
-        self.restarts = 0
         self._rows: csv.DictWriter[str] | None = None
         self._file: Any = None
         self._board = _board(self.folder) if tensorboard else None
@@ -148,13 +150,6 @@ class Run:
         ]
         _write(path, "\n".join([head, *kept, ""]).encode())
 
-    def config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
-        if not path.exists():
-            raise FileNotFoundError(f"{self.folder} is not a run: it has no config.json")
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-
     def write(self, name: str, content: str) -> Path:
         return _write(self.folder / name, content.encode())
 
@@ -198,7 +193,8 @@ def bottleneck(metrics: Metrics) -> str:
         what = "environments" if metrics.env_share > 0.5 else "the policy in the collectors"
         return f"The learner waits for rollouts; most of their time goes into {what}."
     if metrics.collectors_busy < 0.6 and metrics.learner_busy > 0.8:
-        return "The collectors wait for the learner; fewer epochs or a smaller network would let them run."
+        less = "fewer samples per insert" if "samples_per_insert" in metrics.learning else "fewer epochs"
+        return f"The collectors wait for the learner; {less} or a smaller network would let them run."
     if metrics.learner_busy < 0.6 and metrics.collectors_busy < 0.6:
         return "Both wait for each other in turn: a larger max_lag would let them run at the same time."
     return "Learner and collectors are both busy."

@@ -14,7 +14,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from memlane.ipc.async_runner import AsyncRunner
+from memlane.ipc.async_runner import SETTINGS, AsyncRunner
 from memlane.train.environments import Make, make_envs
 from memlane.train.interrupts import uninterrupted
 from memlane.train.networks import NetworkConfig
@@ -56,10 +56,10 @@ class Algorithm(AsyncRunner):
             sim_backend=sim_backend, num_envs=num_envs,
         )  # fmt: skip
         known = {one.name for one in fields(self.Config)}
-        unknown = set(self.rl_cfg) - known - RUNNER_KEYS
+        unknown = set(self.rl_cfg) - known - RUNNER_SETTINGS.keys()
         if unknown:
             raise TypeError(
-                f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | RUNNER_KEYS)}"
+                f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | RUNNER_SETTINGS.keys())}"
             )
         if self.deterministic and self.rl_cfg.get("in_process") and self.num_collectors > 1:
             raise ValueError("in_process with several collectors is not deterministic: they share torch's random words")
@@ -193,10 +193,8 @@ class Algorithm(AsyncRunner):
         torch.set_rng_state(checkpoint["random"])
 
 
-RUNNER_KEYS = {
-    "collectors", "rollouts_per_update", "max_lag", "deterministic", "in_process", "max_restarts", "restart_window",
-    "min_collectors", "env_workers", "seed", "torch_threads",
-}  # fmt: skip
+RUNNER_SETTINGS = {**SETTINGS, "env_workers": int, "seed": int, "torch_threads": int}
+"""What ``rl_cfg`` may say besides the algorithm's own."""
 
 
 def config_of(kind: type[Any], given: Mapping[str, Any]) -> Any:

@@ -10,13 +10,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from memlane.train.algorithms import algorithm_for
 from memlane.train.networks import NetworkConfig
+from memlane.train.runner import RUNNER_SETTINGS
 from memlane.train.trainer import OptionError
 
-_RUNNER: dict[str, type] = {
-    "rollouts_per_update": int, "max_restarts": int, "restart_window": float, "min_collectors": int, "env_workers": int,
-    "in_process": bool, "torch_threads": int,
-}  # fmt: skip
 _FLAGS = ("collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds")
+
+
+_RUNNER = {name: kind for name, kind in RUNNER_SETTINGS.items() if name not in _FLAGS}
 
 
 def settings_of(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:

@@ -87,7 +87,7 @@ def settle(options: Options) -> Options:
     network = {"network": {**both[0], **both[1]}} if len(both) == 2 else {}
     return replace(
         options,
-        backend=options.backend or preset.backend or backend_for(options.env),
+        backend=options.backend or backend_for(options.env),
         num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
         max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
         target=preset.target if options.target is None else options.target,
