@@ -99,8 +99,8 @@ class RolloutRingBuffer:
 
     @property
     def write_slot(self) -> int:
-        """The slot that is being written; claimed at the first look. From 0 to ``num_slots + 1``: two slots are spare,
-        for the writer and the reader."""
+        """The slot that is being written; claimed at the first look. A ring that drops has two slots to spare, for the
+        writer and the reader: it goes up to ``num_slots + 1``."""
         return self._claimed().index
 
     @property

@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.train.networks import ActorCritic
 from memlane.train.trainer import OptionError, Options, evaluate
 
 _FRAMES = 500
@@ -18,7 +17,7 @@ _FRAME_MS = 30
 """Browsers slow anything below 20 ms down to 100."""
 
 
-def write_film(policy: ActorCritic, options: Options, path: Path) -> Path:
+def write_film(policy: Any, options: Options, path: Path) -> Path:
     """The first episode of an evaluation, again, with pictures."""
     try:
         from PIL import Image
