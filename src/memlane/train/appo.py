@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from memlane.core.layout import FieldSpec
 from memlane.ipc.protocols import CollectorContext, Slot, TakenSlot
 from memlane.ipc.tensors import layout_of
-from memlane.train import collecting
+from memlane.train import collecting, runner
 from memlane.train.adam import Adam
 from memlane.train.collecting import episode_fields, episodes_of, told_of
-from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, parts_of
+from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, observation_fields, parts_of
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one
@@ -74,12 +74,9 @@ def slot_fields(
 ) -> dict[str, FieldSpec]:
     """What a rollout is made of, time first. ``obs`` has one row more: what the last steps left."""
     rows = (steps, envs)
-    made: dict[str, FieldSpec] = {
-        f"obs.{name}": (space.dtype or np.dtype("float32"), (steps + 1, envs, *(space.shape or ())))
-        for name, space in parts_of(observations).items()
-    }
     dtype = "int64" if policy.actions.dtype == torch.int64 else "float32"
-    made |= {
+    made: dict[str, FieldSpec] = {
+        **observation_fields(observations, (steps + 1, envs)),
         "actions": (dtype, (*rows, *policy.actions.shape)),
         "log_probs": ("float32", rows),
         "rewards": ("float32", rows),
@@ -196,17 +193,13 @@ def batch_of(slots: list[TakenSlot], device: str) -> Batch:
 _LOSSES = ("policy_loss", "value_loss", "entropy", "kl", "clipped")
 
 
-class Learner:
+class Learner(runner.Learner):
     """The policy, its optimiser, and what an update does."""
 
     def __init__(self, observations: Space[Any], actions: Space[Any], config: APPOConfig, device: str = "cpu") -> None:
         self.config = config
         self.policy = ActorCritic(observations, actions, config.network).to(device)
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What is published: everything that a collector needs to act, in one version."""
-        return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
 
     def update(self, batch: Batch, lag: int, progress: float) -> dict[str, float]:
         """Learn from rollouts that are ``lag`` versions old. ``progress`` is the share of the training that is over."""
@@ -244,7 +237,6 @@ class Learner:
         return {**averages, "learning_rate": self.optimizer.learning_rate, "explained_variance": explained}
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that was learned, as it is now."""
         return {
             "policy": deepcopy(self.policy.state_dict()),
             "optimizer": deepcopy(self.optimizer.state_dict()),

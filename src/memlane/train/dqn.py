@@ -17,9 +17,10 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
+from memlane.train import runner
 from memlane.train.adam import Adam, flatten
-from memlane.train.networks import Encoder
-from memlane.train.off_policy import OffPolicy, OffPolicyConfig, relu_mlp, split
+from memlane.train.networks import Encoder, relu_mlp
+from memlane.train.off_policy import OffPolicy, OffPolicyConfig, split
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class QNetwork(nn.Module):
         return actions.numpy() + self.start
 
 
-class Learner:
+class Learner(runner.Learner):
     told = ("loss", "value", "epsilon")
 
     def __init__(self, observations: Space[Any], actions: Space[Any], config: DQNConfig, device: str = "cpu") -> None:
@@ -94,9 +95,6 @@ class Learner:
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate)
         self._following = flatten(self.target.parameters())
         self.steps = 0
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
 
     @torch.no_grad()
     def targets(self, batch: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Space
 from torch import Tensor, nn
 
+from memlane.core.layout import FieldSpec
 from memlane.spaces.paths import BARE, join, step
 from memlane.train.actions import Actions, actions_for
 
@@ -197,6 +198,14 @@ def mlp(size: int, hidden: Sequence[int], outputs: int, last_gain: float) -> nn.
     return nn.Sequential(*layers, _linear(size, outputs, last_gain))
 
 
+def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [nn.Linear(size, width), nn.ReLU()]
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, outputs))
+
+
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
@@ -212,6 +221,14 @@ def parts_of(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
     if not isinstance(space, Box | Discrete):
         raise TypeError(f"policies see Box and Discrete observations and dicts of them, found {space}")
     return {path or BARE: space}
+
+
+def observation_fields(space: Space[Any], leading: tuple[int, ...] = ()) -> dict[str, FieldSpec]:
+    """Those arrays as fields of a slot or a row: ``obs.<name>``."""
+    return {
+        f"obs.{name}": (one.dtype or np.dtype("float32"), (*leading, *(one.shape or ())))
+        for name, one in parts_of(space).items()
+    }
 
 
 def arrays_of(space: Space[Any], observations: Any, path: str = "") -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from gymnasium import Space
-from torch import Tensor, nn
+from torch import Tensor
 
 from memlane.core import NothingToSample
 from memlane.core.layout import FieldSpec
@@ -27,7 +27,7 @@ from memlane.ipc.replay_pipelines import ReplayPipeline
 from memlane.ipc.tensors import layout_of
 from memlane.train import collecting
 from memlane.train.collecting import episode_fields, episodes_of, told_of
-from memlane.train.networks import NetworkConfig, arrays_of, parts_of
+from memlane.train.networks import NetworkConfig, arrays_of, observation_fields, parts_of
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one
 
@@ -95,11 +95,8 @@ class MakePolicy(Protocol):
 
 def row_fields(observations: Space[Any], action: FieldSpec) -> dict[str, FieldSpec]:
     """What a transition is made of."""
-    seen: dict[str, FieldSpec] = {
-        f"obs.{name}": (space.dtype or np.dtype("float32"), space.shape or ())
-        for name, space in parts_of(observations).items()
-    }
-    return seen | {
+    return {
+        **observation_fields(observations),
         "action": action,
         "reward": ("float32", ()),
         "terminated": (bool, ()),
@@ -323,11 +320,3 @@ def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor
     now = {name.removeprefix("obs."): value for name, value in batch.items() if name.startswith("obs.")}
     after = {name.removeprefix("next_obs."): value for name, value in batch.items() if name.startswith("next_obs.")}
     return now, after
-
-
-def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [nn.Linear(size, width), nn.ReLU()]
-        size = width
-    return nn.Sequential(*layers, nn.Linear(size, outputs))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import gymnasium
 import torch
@@ -21,15 +21,20 @@ from memlane.train.networks import NetworkConfig
 from memlane.train.run import Metrics, Run
 
 
-class Learner(Protocol):
+class Learner(ABC):
+    """The part of an algorithm that knows nothing of collectors: networks, and what an update does."""
+
     policy: Any
 
     def tensors(self) -> dict[str, Tensor]:
         """What is published: everything that a collector needs to act, in one version."""
+        return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
 
+    @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
         """All that was learned, as it is now."""
 
+    @abstractmethod
     def restore(self, checkpoint: Mapping[str, Any]) -> None: ...
 
 

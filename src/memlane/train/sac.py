@@ -19,9 +19,10 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
+from memlane.train import runner
 from memlane.train.adam import Adam, flatten
-from memlane.train.networks import Encoder
-from memlane.train.off_policy import OffPolicy, OffPolicyConfig, relu_mlp, split
+from memlane.train.networks import Encoder, relu_mlp
+from memlane.train.off_policy import OffPolicy, OffPolicyConfig, split
 
 _LEAST_LOG_STD, _MOST_LOG_STD = -5.0, 2.0
 
@@ -139,7 +140,7 @@ class Temperature:
         self.log -= self.rate * mean / (math.sqrt(square) + 1e-8)
 
 
-class Learner:
+class Learner(runner.Learner):
     told = ("critic_loss", "actor_loss", "temperature", "entropy", "value")
 
     def __init__(self, observations: Space[Any], actions: Space[Any], config: SACConfig, device: str = "cpu") -> None:
@@ -153,9 +154,6 @@ class Learner:
         self.critic_optimizer = Adam(self.critics.parameters(), rate)
         self._following = flatten(self.targets.parameters())
         self.temperature = Temperature(config.temperature, rate)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
 
     def update(self, batch: dict[str, Tensor], share: float) -> tuple[Tensor, dict[str, float]]:  # noqa: ARG002
         """One gradient step. Each row's error, and what there is to tell."""
