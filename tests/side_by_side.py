@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ GROUPS = [
 
 
 def main() -> int:
+    # Whoever started us in the background has Ctrl-C ignored; tests that send it would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     groups = [[HERE / name for name in group] for group in GROUPS]
     taken = {path for group in groups for path in group}
     groups.append([path for path in sorted(HERE.rglob("test_*.py")) if not taken.intersection([path, *path.parents])])

@@ -455,7 +455,7 @@ def test_counters_tell_what_was_added_sampled_and_evicted(plain: Replay) -> None
     counters = plain.counters()
     assert {name: count for name, count in counters.items() if count} == {"added": 13, "sampled": 17, "evicted": 3}
     assert set(counters) == {
-        *("added", "sampled", "evicted", "abandoned", "avoided", "stale_priorities", "redrawn"),
+        *("admitted", "added", "sampled", "evicted", "abandoned", "avoided", "stale_priorities", "redrawn"),
         *("held_writers", "held_samplers"),
     }
 
