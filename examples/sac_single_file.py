@@ -89,13 +89,8 @@ def main(args: Args) -> None:
         with torch.no_grad():
             action = torch.rand(args.num_envs, outputs) * 2 - 1 if warm else act(actor, torch.from_numpy(obs))[0]
         after, reward, terminated, truncated, _ = envs.step((action * high).numpy())
-        step = {
-            "obs": obs,
-            "action": action.numpy(),
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-        }
+        step = {"obs": obs, "action": action.numpy(), "reward": reward, "terminated": terminated}
+        step["truncated"] = truncated
         added = writer.add(step, final={"obs": after}, skip=~valid)  # what follows an end only resets
         returns += reward
         recent.extend(returns[terminated | truncated])

@@ -12,8 +12,6 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEW = ["train_your_own_env", "survive_a_crash", "ppo_single_file", "sb3_on_memlane", "sac_single_file", "resume_replay"]
 
-pytestmark = pytest.mark.soak  # they train: a minute together
-
 
 def run(folder: Path, name: str, *arguments: str) -> str:
     """In a folder of its own, and with every warning an error in the script's process."""
