@@ -158,6 +158,13 @@ def test_lines_come_every_few_seconds_and_at_the_end() -> None:
     assert "10,000 steps" in last
 
 
+@pytest.mark.parametrize(("age", "said"), [(math.nan, "age -"), (7.4, "age 7")])
+def test_samples_have_no_age_before_there_are_any(age: float, said: str) -> None:
+    out = io.StringIO()
+    Lines(TOLD, out, seconds=1000).update(metrics(1, learning={"samples_per_insert": 0.0, "sample_age": age}))
+    assert out.getvalue().rstrip().endswith(f"samples/insert 0.0  {said}")
+
+
 def test_an_event_is_a_line_at_once() -> None:
     out = io.StringIO()
     display = Lines(TOLD, out, seconds=1000)

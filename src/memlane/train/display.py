@@ -384,7 +384,8 @@ _SHOWN = {
 def _update(learned: dict[str, float]) -> str:
     """The one number that tells whether updates are as they should be."""
     if "samples_per_insert" in learned:
-        return f"samples/insert {learned['samples_per_insert']:.1f}  age {learned.get('sample_age', 0):.0f}"
+        age = learned.get("sample_age", math.nan)  # before the first sample there is none
+        return f"samples/insert {learned['samples_per_insert']:.1f}  age {'-' if math.isnan(age) else f'{age:.0f}'}"
     return f"kl {learned.get('kl', 0):.4f}"
 
 
