@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -42,80 +44,87 @@ struct ExchangeTable {
 
 class Look {
   public:
-    Look() = default;
-
     // `writeable`: what is not, does not match.
     Look(nb::handle tensor, const ExchangeTable *table, bool writeable) : writeable_(writeable) {
-        seen_ = look(tensor, table, *this);
+        Now now;
+        if (!(seen_ = see(tensor, table, now)))
+            return;
+        dtype_ = now.dtype;
+        kept_ = std::move(now.kept);
+        shape_.assign(now.shape.begin(), now.shape.end());
     }
 
     // Whether a tensor (of the same class) looks like this: contiguous, of this dtype and shape, in memory of this process.
     // If so, `data` becomes where it is.
     bool matches(nb::handle tensor, const ExchangeTable *table, std::byte *&data) const {
-        if (!seen_)
+        Now now;
+        if (!seen_ || !see(tensor, table, now) || now.dtype != dtype_ || (writeable_ && !now.writeable) ||
+            !std::equal(now.shape.begin(), now.shape.end(), shape_.begin(), shape_.end()))
             return false;
-        if (table != nullptr)
-            return matches_described(tensor, table, data);
-        PlainArray array;
-        if (PlainArray::see(tensor.ptr(), array)) {
-            data = array.data;
-            return reinterpret_cast<std::uintptr_t>(array.dtype) == dtype_ && (array.writeable || !writeable_) &&
-                   std::equal(array.shape.begin(), array.shape.end(), shape_.begin(), shape_.end());
-        }
-        Look now;
-        if (!look(tensor, table, now))
-            return false;
-        data = now.data_;
-        return now.dtype_ == dtype_ && now.shape_ == shape_;
+        data = now.data;
+        return true;
     }
 
   private:
-    static bool look(nb::handle tensor, const ExchangeTable *table, Look &seen) {
-        if (table != nullptr) {
-            nb::dlpack::dltensor now;
-            if (!describe(tensor, table, now))
-                return false;
-            seen.data_ = begin_of(now);
-            seen.dtype_ = key_of(now.dtype);
-            seen.shape_.assign(now.shape, now.shape + now.ndim);
-            return true;
-        }
+    // A tensor at this moment; the shape is its own, for as long as nobody changes it.
+    struct Now {
+        std::byte *data = nullptr;
+        std::uintptr_t dtype = 0; // a number that no other dtype has
+        nb::object kept;          // whose address that number is, if it is one
+        std::span<const std::int64_t> shape;
+        bool writeable = true;
+        std::vector<std::int64_t> asked; // the shape, where it had to be asked for
+    };
+
+    static bool see(nb::handle tensor, const ExchangeTable *table, Now &now) {
+        if (table != nullptr)
+            return see_described(tensor, table, now);
         PlainArray array;
-        if (PlainArray::see(tensor.ptr(), array)) {
-            seen.data_ = array.data;
-            seen.kept_ = nb::borrow(array.dtype);
-            seen.dtype_ = reinterpret_cast<std::uintptr_t>(array.dtype);
-            seen.shape_.assign(array.shape.begin(), array.shape.end());
-            return true;
-        }
-        return ask(tensor, seen);
+        if (!PlainArray::see(tensor.ptr(), array))
+            return ask(tensor, now);
+        static_assert(sizeof(npy_intp) == sizeof(std::int64_t));
+        now.data = array.data;
+        now.shape = {reinterpret_cast<const std::int64_t *>(array.shape.data()), array.shape.size()};
+        now.writeable = array.writeable;
+        name_dtype(nb::borrow(array.dtype), now);
+        return true;
     }
 
     // A torch tensor without an exchange table: torch before 2.10.
-    static bool ask(nb::handle tensor, Look &seen) {
+    static bool ask(nb::handle tensor, Now &now) {
         try {
             if (!nb::hasattr(tensor, "data_ptr") || !nb::cast<bool>(tensor.attr("is_contiguous")()) ||
                 !tensor.attr("device").attr("type").equal(nb::str("cpu")) || nb::cast<bool>(tensor.attr("is_complex")()))
                 return false;
-            seen.data_ = reinterpret_cast<std::byte *>(nb::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
-            seen.kept_ = tensor.attr("dtype");
-            seen.dtype_ = reinterpret_cast<std::uintptr_t>(seen.kept_.ptr());
+            now.data = reinterpret_cast<std::byte *>(nb::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
             for (nb::handle side : tensor.attr("shape"))
-                seen.shape_.push_back(nb::cast<std::int64_t>(side));
+                now.asked.push_back(nb::cast<std::int64_t>(side));
+            now.shape = now.asked;
+            name_dtype(tensor.attr("dtype"), now);
             return true;
         } catch (nb::python_error &) {
             return false;
         }
     }
 
-    static bool describe(nb::handle tensor, const ExchangeTable *table, nb::dlpack::dltensor &now) {
-        if (table->describe(tensor.ptr(), &now) != 0) {
+    static bool see_described(nb::handle tensor, const ExchangeTable *table, Now &now) {
+        nb::dlpack::dltensor found;
+        if (table->describe(tensor.ptr(), &found) != 0) {
             PyErr_Clear(); // it has no plain memory; the closer look in Python says what it is
             return false;
         }
+        now.data = static_cast<std::byte *>(found.data) + found.byte_offset;
+        now.dtype = static_cast<std::uintptr_t>(found.dtype.code) << 24 |
+                    static_cast<std::uintptr_t>(found.dtype.bits) << 16 | found.dtype.lanes;
+        now.shape = {found.shape, static_cast<std::size_t>(found.ndim)};
         // A conjugate has the bytes of what it was made of, and nothing here says so: Python takes the closer look.
-        return now.device.device_type == nb::device::cpu::value && is_contiguous(now) &&
-               now.dtype.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Complex);
+        return found.device.device_type == nb::device::cpu::value && is_contiguous(found) &&
+               found.dtype.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Complex);
+    }
+
+    static void name_dtype(nb::object dtype, Now &now) {
+        now.dtype = reinterpret_cast<std::uintptr_t>(dtype.ptr());
+        now.kept = std::move(dtype);
     }
 
     static bool is_contiguous(const nb::dlpack::dltensor &now) {
@@ -130,25 +139,7 @@ class Look {
         return whole;
     }
 
-    bool matches_described(nb::handle tensor, const ExchangeTable *table, std::byte *&data) const {
-        nb::dlpack::dltensor now;
-        if (!describe(tensor, table, now) || key_of(now.dtype) != dtype_ ||
-            !std::equal(now.shape, now.shape + now.ndim, shape_.begin(), shape_.end()))
-            return false;
-        data = begin_of(now);
-        return true;
-    }
-
-    static std::byte *begin_of(const nb::dlpack::dltensor &now) {
-        return static_cast<std::byte *>(now.data) + now.byte_offset;
-    }
-
-    static std::uintptr_t key_of(nb::dlpack::dtype dtype) {
-        return static_cast<std::uintptr_t>(dtype.code) << 24 | static_cast<std::uintptr_t>(dtype.bits) << 16 | dtype.lanes;
-    }
-
-    bool seen_ = false, writeable_ = false;
-    std::byte *data_ = nullptr;
+    bool seen_ = false, writeable_;
     std::uintptr_t dtype_ = 0;
     nb::object kept_; // so that no other dtype gets this one's address
     std::vector<std::int64_t> shape_;
