@@ -328,14 +328,17 @@ def test_dqn_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     assert mean_score("Bricks-v0", act) > 1.5 * chance
 
 
+def ratio_after(runner: OffPolicy, updates: int) -> float:
+    """The samples per insert that the last update tells."""
+    assert runner.run is not None
+    with runner:
+        runner.learn(updates)
+    return runner.run.latest.learning["samples_per_insert"]
+
+
 def test_the_ratio_of_samples_to_inserts_is_held_and_told(tmp_path: Path) -> None:
     runner = runner_of("dqn", "CartPole-v1", tmp_path, samples_per_insert=3.5, batch=32, warm_up=100)
-    told: list[float] = []
-    assert runner.run is not None
-    runner.run.listeners.append(lambda metrics: told.append(metrics.learning["samples_per_insert"]))
-    with runner:
-        runner.learn(150)
-    assert told[-1] == pytest.approx(3.5, rel=0.05)
+    assert ratio_after(runner, 150) == pytest.approx(3.5, rel=0.05)
 
 
 def test_transitions_whose_rollouts_never_came_do_not_hold_the_training_in_the_end(
@@ -352,12 +355,7 @@ def test_transitions_whose_rollouts_never_came_do_not_hold_the_training_in_the_e
     monkeypatch.setattr(Trip, "fill", forgetful)
     few = {"samples_per_insert": 2.0, "batch": 32, "warm_up": 64, "in_process": True, "rollout_timeout": 20.0}
     runner = runner_of("dqn", "CartPole-v1", tmp_path, **few)
-    told: list[float] = []
-    assert runner.run is not None
-    runner.run.listeners.append(lambda metrics: told.append(metrics.learning["samples_per_insert"]))
-    with runner:
-        runner.learn(80)
-    assert told[-1] == pytest.approx(2.0, rel=0.1)
+    assert ratio_after(runner, 80) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_new_training_does_not_go_on_with_the_replay_of_an_old_one(tmp_path: Path) -> None:

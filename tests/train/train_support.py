@@ -103,29 +103,28 @@ def updates_of(env: str, runner: APPO, steps: int | None = None) -> int:
 
 def mean_return(policy: ActorCritic, env: str, seed: int = 77) -> float:
     """Of one whole episode in each of Gymnasium's own environments, with what the policy thinks best."""
-    envs = gymnasium.make_vec(env, EVALUATION_EPISODES, vectorization_mode="sync")
     (name,) = policy.encoder._parts
-    observations, _ = envs.reset(seed=seed)
-    returns, alive = np.zeros(EVALUATION_EPISODES), np.ones(EVALUATION_EPISODES, bool)
-    while alive.any():
+
+    def act(observations: Any) -> Any:
         actions, _ = policy.act_best({name: torch.from_numpy(observations)}, None)
-        observations, rewards, terminated, truncated, _ = envs.step(policy.actions.for_env(actions))
-        returns += rewards * alive
-        alive &= ~(terminated | truncated)
-    envs.close()
-    return float(returns.mean())
+        return policy.actions.for_env(actions)
+
+    return mean_of(gymnasium.make_vec(env, EVALUATION_EPISODES, vectorization_mode="sync"), act, seed)
 
 
 def mean_score(env: str, act: Any, games: int = 400) -> float:
     """Of one whole game in each of so many native environments."""
     import memlane.native
 
-    envs = memlane.native.make(env, num_envs=games, copy=True)
-    observations, _ = envs.reset(seed=5)
-    scores, playing = np.zeros(games), np.ones(games, bool)
-    while playing.any():
+    return mean_of(memlane.native.make(env, num_envs=games, copy=True), act, seed=5)
+
+
+def mean_of(envs: Any, act: Any, seed: int) -> float:
+    observations, _ = envs.reset(seed=seed)
+    returns, alive = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
+    while alive.any():
         observations, rewards, terminated, truncated, _ = envs.step(act(observations))
-        scores += rewards * playing
-        playing &= ~(terminated | truncated)
+        returns += rewards * alive
+        alive &= ~(terminated | truncated)
     envs.close()
-    return float(scores.mean())
+    return float(returns.mean())

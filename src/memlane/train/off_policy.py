@@ -274,10 +274,8 @@ class OffPolicy(Algorithm):
                 pipeline.start()
             try:
                 batch = pipeline.consume()
-            except (
-                NothingToSample
-            ):  # yet: rows wait for those after them. The next update has these steps to make, too.
-                break
+            except NothingToSample:
+                break  # rows wait for those after them; the next update has these steps to make, too
             # The next one is drawn while this one is learned from; in deterministic mode after its priorities are in.
             if not self.deterministic and step + 1 < steps:
                 pipeline.start()
@@ -302,9 +300,9 @@ class OffPolicy(Algorithm):
         return super().checkpoint()
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        super().restore(checkpoint)
         if self.run is None:
             raise ValueError("the replay is in the run's folder: set `run` before restore()")
+        super().restore(checkpoint)
         self.replay = Replay.load(self.run.folder / REPLAY)
 
     def close(self) -> None:
