@@ -19,8 +19,9 @@ namespace memlane {
 
 namespace nb = nanobind;
 
-// The part of DLPack's exchange table (version 1) that tells of a tensor without making anything in Python: 20 ns, where
-// data_ptr() alone takes 80. https://dmlc.github.io/dlpack/latest/c_api.html
+// The part of DLPack's exchange table (version 1) that tells of a tensor without making anything in Python: some 100 ns for
+// all of it, where data_ptr() alone takes 80, and shape, strides and dtype as much each.
+// https://dmlc.github.io/dlpack/latest/c_api.html
 struct ExchangeTable {
     std::uint32_t major, minor;
     ExchangeTable *older;
