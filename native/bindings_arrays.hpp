@@ -17,11 +17,16 @@ struct PlainArray {
     PyObject *dtype;
     bool writeable;
 
-    // Whether `object` is such an array; if so, it is seen.
-    static bool see(PyObject *object, PlainArray &array) {
+    // Whether `object` is an array of exactly numpy's class.
+    static bool is_array(PyObject *object) {
         static PyTypeObject *const numpy_array =
             reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr("ndarray")).release().ptr());
-        if (Py_TYPE(object) != numpy_array)
+        return Py_TYPE(object) == numpy_array;
+    }
+
+    // Whether `object` is such an array in one piece; if so, it is seen.
+    static bool see(PyObject *object, PlainArray &array) {
+        if (!is_array(object))
             return false;
         // What numpy's macros of the same names do; its functions would need its whole table of them.
         const auto *fields = reinterpret_cast<PyArrayObject_fields *>(object);

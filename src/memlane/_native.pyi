@@ -1,6 +1,6 @@
 """memlane's native core. Private: use memlane.core."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as Mapping_
 from typing import Any, Protocol
 
@@ -291,10 +291,45 @@ class Outcomes:
         truncated: int,
         progress: int,
         count: int,
-        array_type: type[Any],
     ) -> None: ...
     def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
     def put_observation(self, index: int, observation: object) -> bool: ...
+
+class Command:
+    """What a worker is asked to do."""
+
+    def __init__(self, go: Signal, mapping: Mapping, offset: int) -> None: ...
+    def give(self, cell: int, order: int) -> None:
+        """Tell the worker."""
+
+class Rounds:
+    """A worker's side of the steps: plain ones are made without Python."""
+
+    def __init__(
+        self,
+        command: Command,
+        outcomes: Outcomes,
+        quorums: list[Quorum],
+        take_actions: Callable[[], Sequence[Any] | NDArray[Any]],
+        envs: list[Any],
+        due: list[bool],
+        infos: list[tuple[int, dict[str, Any]]],
+        first: int,
+        closer: bool,
+    ) -> None: ...
+    def next(self) -> int:
+        """Wait for the next command that Python has to do something for; its order."""
+
+    def start(self, actions: Sequence[Any] | NDArray[Any], begin: int, end: int) -> None:
+        """The environments from `begin` up to `end` are to be stepped; `special` does it."""
+
+    def special(self) -> tuple[int, Any, Exception | None] | None:
+        """Step on, up to the next environment that needs a closer look: which, what it returned, what it raised."""
+
+    def finish(self, arrivals: int) -> None:
+        """The command is done, and so many environments arrive."""
+
+    def arrive(self, many: int) -> None: ...
 
 ENV_ABI: int
 

@@ -29,19 +29,17 @@ class Outcomes:
         self._column = steps.observations
         # The native side has addresses only: what lies there is kept alive here.
         self._place = None if self._column is None else _place(self._column, mine)
-        self._native = _native.Outcomes(
+        self.native = _native.Outcomes(
             self._place,
             address(self._rewards),
             address(self._terminated),
             address(self._truncated),
             address(self._progress),
             len(self._rewards),
-            np.ndarray,
         )
-        self.fast_put = self._native.put
 
     def put(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        if self.fast_put(index, observation, reward, terminated, truncated):
+        if self.native.put(index, observation, reward, terminated, truncated):
             return
         self.put_observation(index, observation)
         self._rewards[index] = reward
@@ -51,7 +49,7 @@ class Outcomes:
         self._progress[STEPS] += 1
 
     def put_observation(self, index: int, observation: Any) -> None:
-        if self._column is not None and not self._native.put_observation(index, observation):
+        if self._column is not None and not self.native.put_observation(index, observation):
             self._column.write(self._first + index, observation)
 
 

@@ -35,22 +35,12 @@ from memlane.spaces.registered import RegisteredColumn
 from memlane.vector.observations import part_column
 
 STEP, SEND, MESSAGE, CLOSE = range(4)
-"""Commands: step all environments; step those that are asked; read a message; end."""
-
-
-def pack_command(number: int, cell: int, order: int) -> int:
-    """A command as one word, which cannot be seen half old and half new: the value of ``go`` that it belongs to, the
-    cell of the quorum to arrive in, and what to do."""
-    return number << 8 | cell << 4 | order
-
-
-def unpack_command(word: int) -> tuple[int, int, int]:
-    return word >> 8, word >> 4 & 15, word & 15
-
+"""Commands: step all environments; step those that are asked; read a message; end. The native side (``Order``) knows
+them by these numbers."""
 
 THROUGH, STEPS, TOLD, FINISHED = range(4)
 """A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that
-it has announced; commands that it has finished."""
+it has announced; commands that it has finished. The native side (``progress``) knows them by these numbers."""
 
 _LINE = 8  # words in a cache line: what different processes write does not share one
 
@@ -107,7 +97,8 @@ class Steps:
         cells = base + segment.layout["quorum"].offset
         self.quorums = [_native.Quorum(mapping, cells + cell * _native.QUORUM_BYTES, "the workers") for cell in (0, 1)]
         self.go = [segment.signal("go", worker) for worker in range(len(plan.ranges))]
-        self.command = segment["command"]
+        commands = base + segment.layout["command"].offset
+        self.commands = [_native.Command(go, mapping, commands + w * 8 * _LINE) for w, go in enumerate(self.go)]
         self.progress = segment["progress"]
         self.asked = segment["asked"]
         self.answered = segment["answered"]

@@ -20,14 +20,19 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
 
+from memlane import _native
 from memlane.core import Peer, Segment
 from memlane.core.liveness import die_with
 from memlane.vector import infos as columns
 from memlane.vector.channel import Channel
 from memlane.vector.messages import Failure, Message, Ready, for_parent
 from memlane.vector.outcomes import Outcomes
-from memlane.vector.steps import CLOSE, FINISHED, SEND, STEP, STEPS, THROUGH, TOLD, Steps, unpack_command
+from memlane.vector.steps import CLOSE, SEND, STEP, STEPS, THROUGH, TOLD, Steps
+
+Actions = Sequence[Any] | NDArray[Any]
+"""One for each environment."""
 
 _SPIN_NS = 200_000
 """How long a worker spins at most before it sleeps. Its core has nothing else to do, and to wake one that is halted
@@ -124,7 +129,8 @@ _ENDED = (
 
 
 class Worker:
-    """The loop and what it needs from command to command."""
+    """The loop and what it needs from command to command. Steps are made by ``rounds``, in native code; what it leaves
+    to Python is what is not plain: ends and resets of episodes, declared infos, exceptions, messages."""
 
     def __init__(
         self,
@@ -137,7 +143,6 @@ class Worker:
         self.worker = task.worker
         self.first = task.envs.start
         self.heal = task.heal
-        self.spins = task.spins
         self.mode = task.autoreset_mode
         self.make = make
         self.envs = envs
@@ -160,39 +165,40 @@ class Worker:
         self.failures: list[Failure] = []
         self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
         mine = slice(task.envs.start, task.envs.stop)
-        self.take_actions: Callable[[], Iterable[Any]]
-        self.take_action: Callable[[int], Iterable[Any]]
+        take_actions: Callable[[], Actions] = list
+        self.take_action: Callable[[int], Actions]
         actions = steps.actions
         if actions is not None and actions.rows is not None:
             rows = actions.rows[mine]
-            self.take_actions = rows.copy  # environments may keep what they are given
+            take_actions = rows.copy  # environments may keep what they are given
             self.take_action = lambda k: rows[k : k + 1].copy()
         elif actions is not None:
             all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
-            self.take_actions = lambda: iterate(all_, actions.read(mine.start, mine.stop, copy=True))
-            self.take_action = lambda k: iterate(one, actions.read(mine.start + k, mine.start + k + 1, copy=True))
+            take_actions = lambda: list(iterate(all_, actions.read(mine.start, mine.stop, copy=True)))  # noqa: E731
+            self.take_action = lambda k: list(iterate(one, actions.read(mine.start + k, mine.start + k + 1, copy=True)))
+        steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spins else 0
+        self.rounds = _native.Rounds(
+            steps.commands[task.worker],
+            self.outcomes.native,
+            steps.quorums,
+            take_actions,
+            self.envs,
+            self.due,
+            self.infos,
+            self.first,
+            closer=bool(self.declared),
+        )
 
     def loop(self) -> None:
-        go, command = self.steps.go[self.worker], self.steps.command[self.worker]
-        go.spin_limit_ns = _SPIN_NS if self.spins else 0
-        begin = seen = go.value
         self._tell(None)  # bound: the parent may begin
         while True:
-            seen += 1
-            go.wait(seen)
-            self.command_number = seen - begin
-            number, cell, order = unpack_command(int(command[0]))
-            self.quorum = self.steps.quorums[cell]
-            self.progress[THROUGH] = 0
+            order = self.rounds.next()
             if order == CLOSE:
                 return
             if order == SEND:
                 self._send()
-            elif number != seen:
-                # What was sent then has been done with what was sent before it; the command is a later one's.
-                self.progress[FINISHED] = self.command_number
             elif order == STEP:
-                self.step(range(len(self.envs)), self.take_actions())
+                self._step_on()
                 self._finish(len(self.envs))
             else:
                 content = self.channel.receive()
@@ -206,39 +212,53 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------- steps
 
-    def step(self, which: Iterable[int], actions: Iterable[Any]) -> None:
-        envs, due, put, mode = self.envs, self.due, self.outcomes.fast_put, self.mode
-        for k, action in zip(which, actions, strict=False):
+    def step(self, actions: Actions, begin: int, end: int) -> None:
+        """The environments from ``begin`` up to ``end``."""
+        self.rounds.start(actions, begin, end)
+        self._step_on()
+
+    def _step_on(self) -> None:
+        while (special := self.rounds.special()) is not None:
+            k, returned, raised = special
             try:
-                if due[k]:
-                    if k in self.owed:
-                        self._truncate(k, *self.owed[k])
-                        continue
-                    if mode is AutoresetMode.DISABLED:  # the caller's mistake: nothing here is to be healed
-                        mistake = AssertionError(_ENDED.format(self.first + k))
-                        self.failures.append(self._failure(mistake, k))
-                        continue
-                    due[k] = False
-                    observation, info = envs[k].reset()
-                    reward, terminated, truncated = 0.0, False, False
+                if self.due[k]:
+                    self._step_due(k)
+                elif raised is not None:
+                    self._fail(k, raised)
                 else:
-                    observation, reward, terminated, truncated, info = envs[k].step(action)  # type: ignore[assignment]
-                    if terminated or truncated:
-                        if mode is not AutoresetMode.SAME_STEP:
-                            due[k] = True
-                        else:
-                            # Copies: environments that reuse their buffers overwrite them in reset().
-                            final = {"final_info": dict(info), "final_obs": deepcopy(observation)}
-                            observation, info = envs[k].reset()
-                            info = {**final, **info}
-                if self.by_message:
-                    self._observe(k, observation)
-                if not put(k, observation, reward, terminated, truncated):
-                    self.outcomes.put(k, observation, reward, terminated, truncated)
-                if info or self.declared:
-                    self._note(k, info)
+                    self._take(k, *returned)
             except Exception as error:
                 self._fail(k, error)
+
+    def _step_due(self, k: int) -> None:
+        """The k-th environment has ended: a reset takes the place of the step."""
+        if k in self.owed:
+            self._truncate(k, *self.owed[k])
+        elif self.mode is AutoresetMode.DISABLED:  # the caller's mistake: nothing here is to be healed
+            self.failures.append(self._failure(AssertionError(_ENDED.format(self.first + k)), k))
+        else:
+            self.due[k] = False
+            observation, info = self.envs[k].reset()
+            self._put(k, observation, 0.0, False, False, info)
+
+    def _take(self, k: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        """What a step has returned."""
+        if terminated or truncated:
+            if self.mode is not AutoresetMode.SAME_STEP:
+                self.due[k] = True
+            else:
+                # Copies: environments that reuse their buffers overwrite them in reset().
+                final = {"final_info": dict(info), "final_obs": deepcopy(observation)}
+                observation, info = self.envs[k].reset()
+                info = {**final, **info}
+        self._put(k, observation, reward, terminated, truncated, info)
+
+    def _put(self, k: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        if self.by_message:
+            self._observe(k, observation)
+        self.outcomes.put(k, observation, reward, terminated, truncated)
+        if info or self.declared:
+            self._note(k, info)
 
     def _send(self) -> None:
         """Steps those that are asked, and arrives for each at once: nobody waits for a straggler beside it."""
@@ -246,16 +266,15 @@ class Worker:
         mine = slice(first, first + len(self.envs))
         for k in np.flatnonzero(asked[mine] != answered[mine]).tolist():
             self.progress[THROUGH] = k
-            self.step((k,), self.take_action(k))
+            self.step(self.take_action(k), k, k + 1)
             message = self._message()
             if message is not None:
                 self.progress[TOLD] += 1
                 self.channel.post(message)  # the rest of a long one goes later: the parent may wait for more to arrive
             answered[first + k] = asked[first + k]
-            self.quorum.arrive(1)
+            self.rounds.arrive(1)
         self.channel.flush()
-        self.progress[THROUGH] = len(self.envs)
-        self.progress[FINISHED] = self.command_number
+        self.rounds.finish(0)
 
     def _note(self, k: int, info: dict[str, Any]) -> None:
         if self.declared:
@@ -318,10 +337,7 @@ class Worker:
         self.due[k] = self.mode is not AutoresetMode.SAME_STEP
         if self.mode is AutoresetMode.SAME_STEP:
             info = {"final_info": {}, "final_obs": last, **info}
-        if self.by_message:
-            self._observe(k, observation)
-        self.outcomes.put(k, observation, 0.0, False, True)
-        self._note(k, {**info, "restarted": cause})
+        self._put(k, observation, 0.0, False, True, {**info, "restarted": cause})
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -352,7 +368,7 @@ class Worker:
             case "nothing":
                 return None
             case "step":
-                self.step(range(len(self.envs)), arguments[0])
+                self.step(arguments[0], 0, len(self.envs))
                 return None
             case "call":
                 method, args, kwargs = arguments
@@ -383,9 +399,7 @@ class Worker:
         if message is not None:
             self.progress[TOLD] += 1
             self.channel.post(message)  # what goes without waiting: the parent finds it there when it wakes
-        self.progress[THROUGH] = len(self.envs)
-        self.progress[FINISHED] = self.command_number
-        self.quorum.arrive(arrivals)
+        self.rounds.finish(arrivals)
         # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
         if message is not None:
             self.channel.flush()
@@ -399,7 +413,8 @@ class Worker:
         except Exception as error:
             failure = self._failure(error, 0)
             message = for_parent(Message({}, {}, None, [*self.failures, failure], self.remade))
-        self.infos, self.observed, self.failures, self.remade = [], {}, [], []
+        self.infos.clear()
+        self.observed, self.failures, self.remade = {}, [], []
         return message
 
     def _tell(self, message: Any) -> None:

@@ -27,7 +27,7 @@ from memlane.core.liveness import how_ended
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
 from memlane.vector.messages import Failure, Ready, for_worker
-from memlane.vector.steps import CLOSE, FINISHED, STEPS, THROUGH, TOLD, Steps, pack_command
+from memlane.vector.steps import CLOSE, FINISHED, STEPS, THROUGH, TOLD, Steps
 from memlane.vector.worker import THREAD_LIMITS, Task, work
 
 _QUIET_SECONDS = 3.0
@@ -67,9 +67,8 @@ class Handle:
     peer: WorkerPeer = field(init=False)
     channel: Channel = field(init=False)
     steps: Steps | None = None
-    _command: NDArray[np.int64] = field(init=False)
+    _command: _native.Command = field(init=False)
     _progress: NDArray[np.int64] = field(init=False)
-    _go: _native.Signal = field(init=False)
     message: tuple[Any, ...] | None = None
     """What was last sent to it, unless that was a step."""
     asked: int = 0
@@ -104,11 +103,9 @@ class Handle:
     def bind(self, steps: Steps) -> None:
         """Give the worker its rows."""
         self.steps = steps
-        self._command = steps.command[self.worker]
-        self._go = steps.go[self.worker]
+        self._command = steps.commands[self.worker]
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
-        steps.command[self.worker] = 0
         self.send(steps)
         self.receive()
 
@@ -120,8 +117,7 @@ class Handle:
 
     def ask(self, command: int, cell: int) -> None:
         self.asked += 1
-        self._command[0] = pack_command(self._go.value + 1, cell, command)
-        self._go.add(1)
+        self._command.give(cell, command)
 
     @property
     def pending(self) -> bool:
@@ -167,7 +163,7 @@ class Handle:
             self.peer.close()
         if self.steps is not None:
             self.steps = None  # the handle and its peer know each other, and would keep the memory
-            del self._command, self._go, self._progress
+            del self._command, self._progress
 
 
 def _words(envs: range) -> str:

@@ -1,0 +1,206 @@
+// Outcomes: a worker's pen for what a step of one of its environments returns.
+//
+//   field         written by   when
+//   progress[w]   worker w     all the time; see Progress
+//   rewards, terminated, truncated, observations     i's worker, before it arrives
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings.hpp"
+#include "bindings_arrays.hpp"
+#include "words.hpp"
+
+namespace memlane {
+
+// A worker's words about itself, for the parent and for whoever reads them after its death: environments of this command
+// that are through; steps since its start; messages that it has announced; commands that it has finished. The same numbers
+// are in memlane.vector.steps.
+namespace progress {
+enum : std::size_t { through, steps, told, finished };
+}
+
+// Where the observations of some environments go: one array of rows, or several, nested as the space is.
+struct Place {
+    enum class Kind { array, whole, dict, tuple } kind;
+    // array and whole
+    std::byte *rows = nullptr;
+    nb::object dtype;
+    std::string format;
+    Py_ssize_t item_bytes = 0;
+    std::size_t row_bytes = 0;
+    std::vector<Py_ssize_t> shape;
+    std::int64_t low = 0, high = 0; // a whole number from low up to high, both included
+    // dict and tuple
+    std::vector<nb::object> keys;
+    std::vector<Place> parts;
+
+    // ("array", rows), ("whole", rows, low, high), ("dict", [(key, place), ...]) or ("tuple", [place, ...])
+    explicit Place(nb::handle description) {
+        const auto name = nb::cast<std::string>(description[0]);
+        if (name == "dict") {
+            kind = Kind::dict;
+            for (nb::handle entry : description[1]) {
+                keys.push_back(nb::borrow(entry[0]));
+                parts.emplace_back(entry[1]);
+            }
+        } else if (name == "tuple") {
+            kind = Kind::tuple;
+            for (nb::handle entry : description[1])
+                parts.emplace_back(entry);
+        } else {
+            kind = name == "whole" ? Kind::whole : Kind::array;
+            if (kind == Kind::whole) {
+                low = nb::cast<std::int64_t>(description[2]);
+                high = nb::cast<std::int64_t>(description[3]);
+            }
+            if (PlainArray array; PlainArray::see(description[1].ptr(), array))
+                dtype = nb::borrow(array.dtype);
+            const Buffer buffer(description[1], true);
+            if (!buffer.held)
+                throw nb::buffer_error("rows for observations must be an array in one piece that can be written");
+            const Py_buffer &view = buffer.view;
+            rows = static_cast<std::byte *>(view.buf);
+            format = view.format;
+            item_bytes = view.itemsize;
+            shape.assign(view.shape + 1, view.shape + view.ndim);
+            row_bytes = static_cast<std::size_t>(view.itemsize);
+            for (const Py_ssize_t extent : shape)
+                row_bytes *= static_cast<std::size_t>(extent);
+        }
+    }
+
+    // Stores `value` in row `index` if it is plainly right; otherwise false, and the row may be half written.
+    bool store(std::size_t index, nb::handle value) const {
+        switch (kind) {
+        case Kind::array:
+            return store_array(index, value);
+        case Kind::whole:
+            return store_whole(index, value);
+        case Kind::dict:
+            if (!PyDict_Check(value.ptr()) || static_cast<std::size_t>(PyDict_Size(value.ptr())) != keys.size())
+                return false;
+            for (std::size_t i = 0; i < keys.size(); ++i) {
+                PyObject *part = PyDict_GetItemWithError(value.ptr(), keys[i].ptr());
+                if (part == nullptr) {
+                    PyErr_Clear();
+                    return false;
+                }
+                if (!parts[i].store(index, part))
+                    return false;
+            }
+            return true;
+        case Kind::tuple:
+            if (!PyTuple_Check(value.ptr()) || static_cast<std::size_t>(PyTuple_GET_SIZE(value.ptr())) != parts.size())
+                return false;
+            for (std::size_t i = 0; i < parts.size(); ++i)
+                if (!parts[i].store(index, PyTuple_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(i))))
+                    return false;
+            return true;
+        }
+        return false;
+    }
+
+  private:
+    bool store_array(std::size_t index, nb::handle value) const {
+        PlainArray array;
+        if (PlainArray::see(value.ptr(), array) && dtype.is(array.dtype)) {
+            static_assert(sizeof(npy_intp) == sizeof(Py_ssize_t));
+            if (!std::equal(shape.begin(), shape.end(), array.shape.begin(), array.shape.end()))
+                return false;
+            std::memcpy(rows + index * row_bytes, array.data, row_bytes);
+            return true;
+        }
+        // numpy has one object for each of its dtypes; that is not the only way to say the same thing.
+        if (!PlainArray::is_array(value.ptr()))
+            return false;
+        const Buffer buffer(value, false);
+        const Py_buffer &view = buffer.view;
+        const bool matches = buffer.held && view.itemsize == item_bytes && static_cast<std::size_t>(view.ndim) == shape.size() &&
+                             std::equal(shape.begin(), shape.end(), view.shape) && format == view.format;
+        if (matches)
+            std::memcpy(rows + index * row_bytes, view.buf, row_bytes);
+        return matches;
+    }
+
+    bool store_whole(std::size_t index, nb::handle number) const {
+        nb::object whole = nb::steal(PyNumber_Index(number.ptr()));
+        if (!whole.is_valid()) {
+            PyErr_Clear();
+            return false;
+        }
+        int overflow = 0;
+        const std::int64_t value = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+        if (overflow != 0 || value < low || value > high)
+            return false;
+        std::memcpy(rows + index * row_bytes, &value, sizeof value);
+        return true;
+    }
+};
+
+// What one environment's step leaves, written in one call: 0.1 us where numpy's assignments take 0.8. The Python class
+// memlane.vector.outcomes.Outcomes checks the arrays and keeps them alive. Whatever is not plainly right is left to it.
+class Outcomes {
+  public:
+    Outcomes(nb::handle place, std::uintptr_t rewards, std::uintptr_t terminated, std::uintptr_t truncated,
+             std::uintptr_t progress, std::size_t count)
+        : words(reinterpret_cast<Word *>(progress)), count(count), rewards_(reinterpret_cast<double *>(rewards)),
+          terminated_(reinterpret_cast<bool *>(terminated)), truncated_(reinterpret_cast<bool *>(truncated)) {
+        if (!place.is_none())
+            place_.emplace(place);
+    }
+
+    // False: look closer, in Python.
+    bool put(std::size_t index, nb::handle observation, nb::handle reward, nb::handle terminated, nb::handle truncated) {
+        if (index >= count)
+            throw nb::index_error("there is no such environment here");
+        double amount;
+        if (PyFloat_CheckExact(reward.ptr())) {
+            amount = PyFloat_AS_DOUBLE(reward.ptr());
+        } else {
+            if (PlainArray::is_array(reward.ptr()))
+                return false;
+            amount = PyFloat_AsDouble(reward.ptr());
+            if (amount == -1.0 && PyErr_Occurred()) {
+                PyErr_Clear();
+                return false;
+            }
+        }
+        if (!put_observation(index, observation))
+            return false;
+        rewards_[index] = amount;
+        terminated_[index] = truth(terminated);
+        truncated_[index] = truth(truncated);
+        // Only for whoever reads them after this process's death, so no order is needed.
+        words[progress::through].store(static_cast<std::int64_t>(index) + 1, std::memory_order_relaxed);
+        Word &steps = words[progress::steps];
+        steps.store(steps.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        return true;
+    }
+
+    bool put_observation(std::size_t index, nb::handle observation) {
+        return place_ && index < count && place_->store(index, observation);
+    }
+
+    Word *const words; // of its progress
+    const std::size_t count;
+
+  private:
+    static bool truth(nb::handle flag) {
+        const int is_true = PyObject_IsTrue(flag.ptr());
+        if (is_true < 0)
+            throw nb::python_error();
+        return is_true == 1;
+    }
+
+    double *rewards_;
+    bool *terminated_;
+    bool *truncated_;
+    std::optional<Place> place_;
+};
+
+} // namespace memlane

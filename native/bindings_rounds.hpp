@@ -1,0 +1,204 @@
+// Rounds: a worker's side of the steps. It waits for commands and steps the environments itself as long as all is plain: no
+// environment has ended or raised, and what it returned fits its rows as it is. Whatever is not comes to Python, one
+// environment at a time. With 64 workers of one environment each on two cores every step finds cold caches, and what
+// Python touches on its way costs more than what it does: @MEASURED@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "bindings.hpp"
+#include "bindings_outcomes.hpp"
+#include "bindings_quorum.hpp"
+#include "bindings_signal.hpp"
+
+namespace memlane {
+
+// The same numbers are in memlane.vector.steps.
+enum class Order : std::int64_t { step, send, message, close };
+
+// What a worker is asked to do: a word, and the signal `go`, which is advanced when the word has changed.
+class Command {
+  public:
+    // As one word, a command cannot be seen half old and half new.
+    struct Content {
+        std::int64_t number; // the value of `go` that it belongs to
+        std::int64_t cell;   // of the quorum, to arrive in
+        Order order;
+    };
+
+    Command(nb::object go, std::shared_ptr<Mapping> mapping, std::size_t offset)
+        : kept_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
+          word_(reinterpret_cast<Word *>(place(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
+
+    // By the parent. Relaxed, for it is the signal that publishes the word (PAIR publish/see): it prevents that a worker
+    // sees `go` advanced and the word of the command before.
+    void give(std::int64_t cell, std::int64_t order) {
+        const std::int64_t number = go_->value() + 1;
+        word_->store(number << 8 | cell << 4 | order, std::memory_order_relaxed);
+        go_->add(1);
+    }
+
+    // By the worker: waits until `go` is at `number`. What it finds then may belong to a later command.
+    Content wait(std::int64_t number) {
+        go_->wait(number, std::nullopt, nobody_);
+        const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, in `give`
+        return {word >> 8, word >> 4 & 15, static_cast<Order>(word & 15)};
+    }
+
+    std::int64_t given() const { return go_->value(); }
+
+  private:
+    nb::object kept_; // keeps `go_` alive
+    Signal *go_;
+    nb::tuple nobody_;
+    std::shared_ptr<Mapping> mapping_;
+    Word *word_;
+};
+
+class Rounds {
+  public:
+    // `envs` and `due` (which have ended and are to be reset) are looked at anew in every round, `infos` is what infos are
+    // added to. `first` is the number of this worker's first environment. `closer`: all infos need a closer look.
+    Rounds(nb::object command, nb::object outcomes, nb::list quorums, nb::callable take_actions, nb::list envs, nb::list due,
+           nb::list infos, std::int64_t first, bool closer)
+        : kept_{command, outcomes, quorums}, command_(nb::cast<Command *>(command)),
+          outcomes_(nb::cast<Outcomes *>(outcomes)), take_actions_(std::move(take_actions)), envs_(std::move(envs)),
+          due_(std::move(due)), infos_(std::move(infos)), first_(first), closer_(closer),
+          begin_(command_->given()), seen_(begin_) {
+        for (nb::handle quorum : quorums)
+            quorums_.push_back(nb::cast<Quorum *>(quorum));
+        quorum_ = quorums_.at(0);
+        if (envs_.size() != outcomes_->count || due_.size() != outcomes_->count)
+            throw nb::value_error("a worker has as many rows as environments");
+    }
+
+    // Waits for the next command that Python has to do something for, and says which. If it is a step, that has begun:
+    // `special` has the rest.
+    std::int64_t next() {
+        for (;;) {
+            const Command::Content now = command_->wait(++seen_);
+            quorum_ = quorums_.at(static_cast<std::size_t>(now.cell));
+            outcomes_->words[progress::through].store(0, std::memory_order_relaxed);
+            if (now.order == Order::send || now.order == Order::close)
+                return static_cast<std::int64_t>(now.order);
+            if (now.number != seen_) {
+                finish(0); // It was a `send`, done with the one before it: the word is a later command's.
+                continue;
+            }
+            if (now.order != Order::step)
+                return static_cast<std::int64_t>(now.order);
+            start(take_actions_(), 0, outcomes_->count);
+            if (!run() || infos_.size() != 0)
+                return static_cast<std::int64_t>(Order::step);
+            finish(static_cast<std::int64_t>(outcomes_->count));
+        }
+    }
+
+    // The environments from `begin` up to `end` are to be stepped with these actions; `special` does it.
+    void start(nb::object actions, std::size_t begin, std::size_t end) {
+        if (begin > end || end > outcomes_->count)
+            throw nb::index_error("there are no such environments here");
+        actions_ = std::move(actions);
+        actions_from_ = at_ = begin;
+        end_ = end;
+    }
+
+    // Steps on, up to the next environment that needs a closer look: which one, what its step returned and what it raised;
+    // neither if it is due. None: all are through.
+    nb::object special() {
+        if (!stopped_ && run())
+            return nb::none();
+        stopped_ = false;
+        return nb::make_tuple(at_++, std::move(returned_), std::move(raised_));
+    }
+
+    // The command is done, and so many environments arrive.
+    void finish(std::int64_t arrivals) {
+        outcomes_->words[progress::through].store(static_cast<std::int64_t>(outcomes_->count), std::memory_order_relaxed);
+        // PAIR publish/see, with whoever looks whether this worker is done: what it did is visible before that it is done.
+        publish(outcomes_->words[progress::finished], seen_ - begin_);
+        if (arrivals > 0)
+            quorum_->arrive(arrivals);
+    }
+
+    void arrive(std::int64_t many) { quorum_->arrive(many); }
+
+  private:
+    // False when it stopped at an environment that needs a closer look.
+    bool run() {
+        for (; at_ < end_; ++at_) {
+            returned_ = raised_ = nb::none();
+            if (due_[at_].is(Py_True) || !step()) {
+                stopped_ = true;
+                return false;
+            }
+        }
+        actions_.reset();
+        return true;
+    }
+
+    bool step() {
+        static PyObject *const name = PyUnicode_InternFromString("step");
+        const nb::object env = nb::borrow(envs_[at_]);
+        const nb::object action = nb::steal(PySequence_GetItem(actions_.ptr(), static_cast<Py_ssize_t>(at_ - actions_from_)));
+        if (!action.is_valid())
+            throw nb::python_error();
+        std::array<PyObject *, 2> arguments{env.ptr(), action.ptr()};
+        nb::object result = nb::steal(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
+        if (!result.is_valid()) {
+            nb::python_error error;
+            if (!error.matches(PyExc_Exception))
+                throw error;
+            raised_ = nb::borrow(error.value());
+            if (error.traceback().is_valid())
+                PyException_SetTraceback(raised_.ptr(), error.traceback().ptr());
+            return false;
+        }
+        const bool plain = put(result.ptr());
+        if (!plain)
+            returned_ = std::move(result);
+        return plain;
+    }
+
+    bool put(PyObject *result) {
+        if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5)
+            return false;
+        const nb::handle terminated = PyTuple_GET_ITEM(result, 2), truncated = PyTuple_GET_ITEM(result, 3);
+        const nb::handle info = PyTuple_GET_ITEM(result, 4);
+        if (!is_false(terminated) || !is_false(truncated) || closer_ || !PyDict_CheckExact(info.ptr()) ||
+            !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated, truncated))
+            return false;
+        if (PyDict_Size(info.ptr()) != 0)
+            infos_.append(nb::make_tuple(first_ + static_cast<std::int64_t>(at_), info));
+        return true;
+    }
+
+    // An object that cannot say whether it is true is not plain.
+    static bool is_false(nb::handle flag) {
+        const int is_true = PyObject_IsTrue(flag.ptr());
+        if (is_true < 0)
+            PyErr_Clear();
+        return is_true == 0;
+    }
+
+    std::array<nb::object, 3> kept_; // keep what the pointers point to
+    Command *command_;
+    Outcomes *outcomes_;
+    std::vector<Quorum *> quorums_;
+    Quorum *quorum_; // where this command's arrivals go
+    nb::callable take_actions_;
+    nb::list envs_, due_, infos_;
+    std::int64_t first_;
+    bool closer_;
+    std::int64_t begin_, seen_; // values of `go`: before the first command, and of the last
+    nb::object actions_;        // of the environments from `actions_from_` on
+    std::size_t actions_from_ = 0, at_ = 0, end_ = 0;
+    bool stopped_ = false; // at `at_`, with what it returned or raised
+    nb::object returned_, raised_;
+};
+
+} // namespace memlane
