@@ -595,7 +595,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         for key, (column, told) in self._steps.infos.items():
             values, here = column.rows, np.flatnonzero(told)
             if len(here):
-                found[key] = columns.Column(here.tolist(), "numbers" if values.ndim == 1 else "arrays", values[here])
+                envs = columns.in_order(here.tolist())
+                found[key] = columns.Column(envs, "numbers" if values.ndim == 1 else "arrays", values[here])
         return [found] if found else []
 
     # --------------------------------------------------------------------------------------------------------- closing
