@@ -21,8 +21,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-SLEEP_SECONDS = 0.001
-"""How long a step of ``sleeps`` takes on average."""
+SLEEPS = {"sleeps": 0.001, "short-sleeps": 0.0001}
+"""Workloads that sleep, and for how many seconds a step on average."""
 ANSWER_SECONDS = 60
 
 Env = gymnasium.Env[Any, Any]
@@ -102,12 +102,16 @@ class Mixed(Noop):
 class Sleeps(Noop):
     """A step sleeps for a random time, exponentially distributed: a simulator on another machine, or on a GPU."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, mean: float, seed: int) -> None:
+        self._mean = mean
         self._random = random.Random(seed)
+
+    def draw(self) -> float:
+        return self._random.expovariate(1 / self._mean)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         del action
-        time.sleep(self._random.expovariate(1 / SLEEP_SECONDS))
+        time.sleep(self.draw())
         return self.observation, 1.0, False, False, {}
 
 
@@ -117,7 +121,7 @@ MAKE: dict[str, Callable[[int], Env]] = {
     "pixels": lambda _: Pixels(),
     "dict": lambda _: Mixed(),
     "HalfCheetah-v5": lambda _: gymnasium.make("HalfCheetah-v5"),
-    "sleeps": Sleeps,
+    **{name: partial(Sleeps, mean) for name, mean in SLEEPS.items()},
 }
 
 
