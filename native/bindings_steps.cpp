@@ -53,13 +53,17 @@ void bind_steps(nb::module_ &m) {
         .def("give", &Command::give, "cell"_a, "order"_a, "Tell the worker.");
 
     nb::class_<Rounds>(m, "Rounds", "A worker's side of the steps: plain ones are made without Python.")
-        .def(nb::init<nb::object, nb::object, nb::list, nb::callable, nb::list, nb::list, nb::list, std::int64_t, bool>(),
-             "command"_a, "outcomes"_a, "quorums"_a, "take_actions"_a, "envs"_a, "due"_a, "infos"_a, "first"_a, "closer"_a)
+        .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
+                      nb::list, nb::list, std::int64_t, bool>(),
+             "command"_a, "outcomes"_a, "quorums"_a, "asked"_a, "answered"_a, "take_actions"_a, "take_action"_a, "envs"_a,
+             "due"_a, "infos"_a, "first"_a, "closer"_a)
         .def("next", &Rounds::next, "Wait for the next command that Python has to do something for; its order.")
         .def("start", &Rounds::start, "actions"_a, "begin"_a, "end"_a,
              "The environments from `begin` up to `end` are to be stepped; `special` does it.")
         .def("special", &Rounds::special,
              "Step on, up to the next environment that needs a closer look: which, what it returned, what it raised.")
-        .def("finish", &Rounds::finish, "arrivals"_a, "The command is done, and so many environments arrive.")
-        .def("arrive", &Rounds::arrive, "many"_a);
+        .def("answer", &Rounds::answer, "The environment that was stepped last, of those that were sent, is through.")
+        .def("step_sent", &Rounds::step_sent,
+             "Step the next of those that were sent; False at one that needs a closer look.")
+        .def("finish", &Rounds::finish, "arrivals"_a, "The command is done, and so many environments arrive.");
 }

@@ -66,6 +66,7 @@ class Words:
     def store(self, index: int, value: int) -> None: ...
     def add(self, index: int, amount: int) -> int:
         """Add and return the new value."""
+    def add_each(self, indices: NDArray[np.int64], amount: int) -> None: ...
     def compare_and_swap(self, index: int, expected: int, value: int) -> bool: ...
     def unchanged(self, index: int, seen: int) -> bool:
         """Whether the word still holds `seen`: what was copied since it was loaded is then whole."""
@@ -310,7 +311,10 @@ class Rounds:
         command: Command,
         outcomes: Outcomes,
         quorums: list[Quorum],
+        asked: Words,
+        answered: Words,
         take_actions: Callable[[], Sequence[Any] | NDArray[Any]],
+        take_action: Callable[[int], Any],
         envs: list[Any],
         due: list[bool],
         infos: list[tuple[int, dict[str, Any]]],
@@ -326,10 +330,14 @@ class Rounds:
     def special(self) -> tuple[int, Any, Exception | None] | None:
         """Step on, up to the next environment that needs a closer look: which, what it returned, what it raised."""
 
+    def answer(self) -> None:
+        """The environment that was stepped last, of those that were sent, is through."""
+
+    def step_sent(self) -> bool:
+        """Step the next of those that were sent; False at one that needs a closer look."""
+
     def finish(self, arrivals: int) -> None:
         """The command is done, and so many environments arrive."""
-
-    def arrive(self, many: int) -> None: ...
 
 ENV_ABI: int
 

@@ -273,10 +273,11 @@ def test_a_signal_of_a_read_only_segment_cannot_be_changed(readonly: Segment, me
     assert bell.value == 0
 
 
-@pytest.mark.parametrize("method", ["store", "add", "compare_and_swap"])
+@pytest.mark.parametrize("method", ["store", "add", "add_each", "compare_and_swap"])
 def test_words_of_a_read_only_segment_cannot_be_changed(readonly: Segment, method: str) -> None:
     words = readonly.words("count")
-    arguments = {"store": (0, 1), "add": (0, 1), "compare_and_swap": (0, 0, 1)}[method]
+    some = np.array([0])
+    arguments = {"store": (0, 1), "add": (0, 1), "add_each": (some, 1), "compare_and_swap": (0, 0, 1)}[method]
     with pytest.raises(SegmentError, match="read-only; attach it with writeable=True"):
         getattr(words, method)(*arguments)
     assert words.load(0) == 0
@@ -329,6 +330,16 @@ def test_a_signal_needs_a_field_of_signals(make: Make) -> None:
 def test_words_need_a_field_of_native_int64(make: Make, dtype: str) -> None:
     with pytest.raises(SegmentError, match=r"field 'x' of .* must have dtype int64"):
         make(fields={"x": (dtype, 3)}).words("x")
+
+
+def test_words_are_added_to_one_by_one_and_only_where_they_are(make: Make) -> None:
+    segment = make(fields={"x": ("int64", 4)})
+    words = segment.words("x")
+    words.add_each(np.array([1, 3, 1]), 5)
+    assert segment["x"].tolist() == [0, 10, 0, 5]
+    with pytest.raises(IndexError, match="no word 4"):
+        words.add_each(np.array([0, 4]), 1)
+    assert segment["x"].tolist() == [0, 10, 0, 5]
 
 
 def test_words_of_a_table_count_flat(make: Make) -> None:

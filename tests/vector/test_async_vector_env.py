@@ -523,6 +523,14 @@ def test_wrong_actions_are_an_error_that_leaves_the_environments_usable(
         assert infos["_action"].all()
 
 
+def test_too_few_actions_that_travel_as_messages_are_an_error_that_leaves_the_environments_usable() -> None:
+    with ours([partial(Chance, Discrete(5), Custom())] * 3, shared_memory=False) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(ValueError, match="expected actions for 3 environments, found 1"):
+            envs.step(["a"])
+        assert envs.step(["a", "b", "c"])[4]["_action"].all()
+
+
 def test_an_environment_may_keep_its_action() -> None:
     class Keeper(Chance):
         def step(self, action: Any) -> Any:

@@ -65,6 +65,22 @@ def test_actions_go_to_the_environments_that_are_named_in_that_order() -> None:
         assert envs.get_attr("steps") == (0, 1, 0, 1)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", ">i8"])
+def test_numbers_of_environments_may_have_any_whole_dtype(dtype: str) -> None:
+    with ours([Counter] * 3) as envs:
+        envs.reset()
+        envs.send([7, 8], np.array([2, 1], dtype))
+        assert envs.recv(2)[-1].tolist() == [1, 2]
+
+
+def test_a_send_that_was_interrupted_does_not_stop_the_next() -> None:
+    with ours([Counter] * 3) as envs:
+        envs.reset()
+        envs._steps.asked.add_each(np.array([0]), 1)  # as far as it came
+        envs.send([1, 1, 1])
+        assert envs.recv(3, timeout=3)[-1].tolist() == [0, 1, 2]
+
+
 def test_environments_go_on_while_another_sleeps() -> None:
     with ours([partial(Sleeper, number) for number in range(2)]) as envs:
         envs.reset()

@@ -52,7 +52,7 @@ def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[An
     """Which environments are sent an action; those in ``busy`` have one already."""
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
     if ids.shape == (0,):
-        return ids
+        return ids.astype(np.int64, copy=False)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")
     numbers = set(ids.tolist())
@@ -64,4 +64,4 @@ def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[An
         raise AlreadyPendingCallError(
             f"environments {sorted(twice)} have an action already; `recv` what they make of it first", "recv"
         )
-    return ids
+    return ids.astype(np.int64, copy=False)

@@ -306,18 +306,22 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column = self._steps.actions
         if column is None:
             singles = list(iterate(self.action_space, actions))
+            self._require_one_each(len(singles))
             self._observations.end()
             ranges = [handle.envs for handle in self._workers.handles]
             self._conductor.tell([("step", singles[envs.start : envs.stop]) for envs in ranges])
         else:
             count, content = column.convert_batch(actions)
-            if count != self.num_envs:
-                raise ValueError(f"expected actions for {self.num_envs} environments, found {count}")
+            self._require_one_each(count)
             column.store_batch(0, content)
             self._observations.end()
             for handle in self._workers.handles:
                 self._conductor.ask(handle, STEP, len(handle.envs))
         self._state = AsyncState.WAITING_STEP
+
+    def _require_one_each(self, actions: int | None) -> None:
+        if actions != self.num_envs:
+            raise ValueError(f"expected actions for {self.num_envs} environments, found {actions}")
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._waiting("step_wait", AsyncState.WAITING_STEP)
@@ -365,7 +369,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
         column.store_rows(ids, content)
-        self._steps.asked[ids] += 1
+        self._steps.asked.add_each(ids, 1)
         self._sent.update(ids.tolist())
         handles = self._workers.handles
         for handle in handles:
@@ -399,7 +403,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         steps = self._steps
         ids = np.fromiter(self._sent, np.int64, len(self._sent))
         ids.sort()
-        ready: NDArray[np.int64] = ids[steps.answered[ids] == steps.asked[ids]]
+        asked, answered = np.empty_like(ids), np.empty_like(ids)
+        steps.asked.load_into(ids, asked)
+        steps.answered.load_into(ids, answered)
+        ready: NDArray[np.int64] = ids[answered == asked]
         return ready
 
     def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:

@@ -252,8 +252,8 @@ class Conductor:
                 handle.seeds[k] = seed
         if stepping:
             message = None  # made good by the truncation
-        envs = slice(handle.envs.start, handle.envs.stop)
-        self.steps.answered[envs] = self.steps.asked[envs]
+        for env in handle.envs:
+            self.steps.answered.store(env, self.steps.asked.load(env))
         handle.message = message
         if message is not None:
             handle.ask(MESSAGE, self._cell)

@@ -29,7 +29,7 @@ class Column:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # numpy's own pickle of an array of 32 numbers takes five times as long as its bytes.
-        if self.kind == "numbers":
+        if self.kind == "numbers" and self.values.dtype.isbuiltin == 1:
             return _unpickled, (self.envs, self.values.dtype.str, self.values.tobytes())
         return Column, (self.envs, self.kind, self.values)
 
@@ -117,7 +117,7 @@ def _common(kinds: Iterable[Any]) -> np.dtype[Any] | None:
     """The dtype that holds them all; None if whole numbers would become floats, which lose digits."""
     dtypes: set[np.dtype[Any]] = {np.dtype(kind) for kind in kinds}
     if len(dtypes) == 1:
-        return dtypes.pop()
+        return dtypes.pop().newbyteorder("=")
     common = np.result_type(*dtypes)
     return None if common.kind == "f" and all(dtype.kind in "iub" for dtype in dtypes) else common
 

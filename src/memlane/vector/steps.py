@@ -100,8 +100,8 @@ class Steps:
         commands = base + segment.layout["command"].offset
         self.commands = [_native.Command(go, mapping, commands + w * 8 * _LINE) for w, go in enumerate(self.go)]
         self.progress = segment["progress"]
-        self.asked = segment["asked"]
-        self.answered = segment["answered"]
+        self.asked = segment.words("asked")
+        self.answered = segment.words("answered")
         self.rewards = segment["rewards"]
         self.terminated = segment["terminated"]
         self.truncated = segment["truncated"]

@@ -12,6 +12,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -166,22 +167,28 @@ class Worker:
         self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
         mine = slice(task.envs.start, task.envs.stop)
         take_actions: Callable[[], Actions] = list
-        self.take_action: Callable[[int], Actions]
+        take_action: Callable[[int], Any] = int
         actions = steps.actions
         if actions is not None and actions.rows is not None:
             rows = actions.rows[mine]
             take_actions = rows.copy  # environments may keep what they are given
-            self.take_action = lambda k: rows[k : k + 1].copy()
+            take_action = rows.__getitem__ if rows.ndim == 1 else lambda k: rows[k].copy()
         elif actions is not None:
             all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
-            take_actions = lambda: list(iterate(all_, actions.read(mine.start, mine.stop, copy=True)))  # noqa: E731
-            self.take_action = lambda k: list(iterate(one, actions.read(mine.start + k, mine.start + k + 1, copy=True)))
+
+            def read(first: int, last: int, space: Space[Any]) -> list[Any]:
+                return list(iterate(space, actions.read(mine.start + first, mine.start + last, copy=True)))
+
+            take_actions, take_action = partial(read, 0, len(envs), all_), lambda k: read(k, k + 1, one)[0]
         steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spins else 0
         self.rounds = _native.Rounds(
             steps.commands[task.worker],
             self.outcomes.native,
             steps.quorums,
+            steps.asked,
+            steps.answered,
             take_actions,
+            take_action,
             self.envs,
             self.due,
             self.infos,
@@ -224,9 +231,9 @@ class Worker:
                 if self.due[k]:
                     self._step_due(k)
                 elif raised is not None:
-                    self._fail(k, raised)
+                    raise raised  # caught below: should a new environment fail too, both are told
                 else:
-                    self._take(k, *returned)
+                    self._take(k, returned)
             except Exception as error:
                 self._fail(k, error)
 
@@ -241,8 +248,9 @@ class Worker:
             observation, info = self.envs[k].reset()
             self._put(k, observation, 0.0, False, False, info)
 
-    def _take(self, k: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        """What a step has returned."""
+    def _take(self, k: int, returned: Any) -> None:
+        """What a step of the k-th environment has returned."""
+        observation, reward, terminated, truncated, info = returned
         if terminated or truncated:
             if self.mode is not AutoresetMode.SAME_STEP:
                 self.due[k] = True
@@ -261,18 +269,13 @@ class Worker:
             self._note(k, info)
 
     def _send(self) -> None:
-        """Steps those that are asked, and arrives for each at once: nobody waits for a straggler beside it."""
-        asked, answered, first = self.steps.asked, self.steps.answered, self.first
-        mine = slice(first, first + len(self.envs))
-        for k in np.flatnonzero(asked[mine] != answered[mine]).tolist():
-            self.progress[THROUGH] = k
-            self.step(self.take_action(k), k, k + 1)
-            message = self._message()
-            if message is not None:
-                self.progress[TOLD] += 1
-                self.channel.post(message)  # the rest of a long one goes later: the parent may wait for more to arrive
-            answered[first + k] = asked[first + k]
-            self.rounds.arrive(1)
+        """Those that were sent, from one on that needs a closer look."""
+        while True:
+            self._step_on()
+            self._announce(self._message())
+            self.rounds.answer()
+            if self.rounds.step_sent():
+                break
         self.channel.flush()
         self.rounds.finish(0)
 
@@ -395,14 +398,16 @@ class Worker:
         return results
 
     def _finish(self, arrivals: int, result: Any = None) -> None:
-        message = self._message(result)
+        self._announce(self._message(result))
+        self.rounds.finish(arrivals)
+        self.channel.flush()
+
+    def _announce(self, message: bytes | None) -> None:
+        """A message goes as far as it goes without waiting: the parent finds it there when it wakes. What is left of a
+        long one goes when everybody has arrived, which is when the parent reads."""
         if message is not None:
             self.progress[TOLD] += 1
-            self.channel.post(message)  # what goes without waiting: the parent finds it there when it wakes
-        self.rounds.finish(arrivals)
-        # Only now: a long message waits for the parent to read it, and the parent reads when all have arrived.
-        if message is not None:
-            self.channel.flush()
+            self.channel.post(message)
 
     def _message(self, result: Any = None) -> bytes | None:
         if not (self.remade or self.infos or self.failures or self.observed or result is not None):
