@@ -20,7 +20,7 @@ from typing import IO
 HERE = Path(__file__).parent
 SHM = Path("/dev/shm")
 GROUPS = [
-    ["train", "core"],
+    ["train"],
     ["native", "benchmarks", "spaces", "examples"],
     ["ipc", "test_cli.py", "test_lessons.py", "vector/test_faces.py", "vector/test_declared_infos.py"],
 ]
