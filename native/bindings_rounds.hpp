@@ -11,6 +11,8 @@
 #include <optional>
 #include <vector>
 
+#include <sched.h>
+
 #include "bindings.hpp"
 #include "bindings_outcomes.hpp"
 #include "bindings_quorum.hpp"
@@ -59,6 +61,34 @@ class Command {
     nb::tuple nobody_;
     std::shared_ptr<Mapping> mapping_;
     Word *word_;
+};
+
+// The commands of all workers, given together.
+class Commands {
+  public:
+    // `cores`: where each worker is kept, or -1.
+    Commands(nb::list commands, std::vector<int> cores) : kept_(commands), cores_(std::move(cores)) {
+        for (nb::handle command : commands)
+            commands_.push_back(nb::cast<Command *>(command));
+        if (cores_.size() != commands_.size())
+            throw nb::value_error("expected a core for each command");
+    }
+
+    // To some workers. Whoever is kept on this core comes last: it may take the core at once, and the others would begin
+    // when it has done all its steps. 64 CartPoles in two workers took 5.1 us a step and environment without this order
+    // and 4.3 with it (medians of 48 stretches of 0.4 s).
+    void give(const std::vector<std::size_t> &workers, std::int64_t cell, std::int64_t order) {
+        const int here = sched_getcpu();
+        for (const bool last : {false, true})
+            for (const std::size_t worker : workers)
+                if ((cores_.at(worker) == here) == last)
+                    commands_[worker]->give(cell, order);
+    }
+
+  private:
+    nb::list kept_; // keeps what the pointers point to
+    std::vector<Command *> commands_;
+    std::vector<int> cores_;
 };
 
 class Rounds {

@@ -52,6 +52,10 @@ void bind_steps(nb::module_ &m) {
         .def(nb::init<nb::object, std::shared_ptr<Mapping>, std::size_t>(), "go"_a, "mapping"_a, "offset"_a)
         .def("give", &Command::give, "cell"_a, "order"_a, "Tell the worker.");
 
+    nb::class_<Commands>(m, "Commands", "The commands of all workers, given together.")
+        .def(nb::init<nb::list, std::vector<int>>(), "commands"_a, "cores"_a)
+        .def("give", &Commands::give, "workers"_a, "cell"_a, "order"_a, "Tell these workers, those on other cores first.");
+
     nb::class_<Rounds>(m, "Rounds", "A worker's side of the steps: plain ones are made without Python.")
         .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
                       nb::list, nb::list, std::int64_t, bool>(),

@@ -303,6 +303,13 @@ class Command:
     def give(self, cell: int, order: int) -> None:
         """Tell the worker."""
 
+class Commands:
+    """The commands of all workers, given together."""
+
+    def __init__(self, commands: list[Command], cores: list[int]) -> None: ...
+    def give(self, workers: list[int], cell: int, order: int) -> None:
+        """Tell these workers, those on other cores first."""
+
 class Rounds:
     """A worker's side of the steps: plain ones are made without Python."""
 

@@ -315,8 +315,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._require_one_each(count)
             column.store_batch(0, content)
             self._observations.end()
-            for handle in self._workers.handles:
-                self._conductor.ask(handle, STEP, len(handle.envs))
+            self._conductor.ask(STEP, self._conductor.everybody)
         self._state = AsyncState.WAITING_STEP
 
     def _require_one_each(self, actions: int | None) -> None:
@@ -371,11 +370,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column.store_rows(ids, content)
         self._steps.asked.add_each(ids, 1)
         self._sent.update(ids.tolist())
-        handles = self._workers.handles
-        for handle in handles:
-            handle.message = None  # what came before is over, also for those that are not asked now
-        for worker, many in Counter(self._workers.of_env[ids].tolist()).items():
-            self._conductor.ask(handles[worker], SEND, many)
+        self._conductor.ask(SEND, Counter(self._workers.of_env[ids].tolist()))
         self._state = AsyncState.WAITING_RECV
 
     def recv(

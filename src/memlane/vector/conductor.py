@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -56,6 +56,10 @@ class Conductor:
         self._max_restarts = max_restarts
         self._restart_window = restart_window
         self._restart_times: deque[float] = deque()
+        cores = [-1 if handle.task.core is None else handle.task.core for handle in self.handles]
+        self._commands = _native.Commands(steps.commands, cores)
+        self.everybody = {handle.worker: len(handle.envs) for handle in self.handles}
+        """How often each worker arrives for a command to all of its environments."""
         self._cell = 0
         self._due = 0
         """The count of arrivals at which all that was asked is done."""
@@ -68,11 +72,14 @@ class Conductor:
     def quorum(self) -> _native.Quorum:
         return self.steps.quorums[self._cell]
 
-    def ask(self, handle: Handle, command: int, arrivals: int) -> None:
-        """A command without a message; the worker will arrive so many times."""
-        handle.message = None
-        handle.ask(command, self._cell)
-        self._due += arrivals
+    def ask(self, command: int, arrivals: Mapping[int, int]) -> None:
+        """A command without a message; each of these workers will arrive so many times."""
+        for handle in self.handles:
+            handle.message = None  # what came before is over, also for those that are not asked now
+        for worker in arrivals:
+            self.handles[worker].asked += 1
+        self._commands.give(list(arrivals), self._cell, command)
+        self._due += sum(arrivals.values())
 
     def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
         """A command that is a message, to each worker."""
