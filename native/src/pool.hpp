@@ -4,6 +4,7 @@
 // Threads do not survive fork(): the child's first loop makes its own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <type_traits>
 
@@ -11,6 +12,12 @@ namespace memlane {
 
 using RangeFunction = void (*)(void *context, std::size_t begin, std::size_t end);
 void run_in_parts(std::size_t count, int threads, RangeFunction function, void *context);
+
+// How many of at most `threads` threads are worth their while to copy so many bytes: a share below 64 KB is done before
+// the other thread has woken up.
+inline int threads_for(std::size_t bytes, int threads) {
+    return static_cast<int>(std::min(bytes / (64 * 1024), static_cast<std::size_t>(std::max(threads, 0))));
+}
 
 // Splits [0, count) into `threads` ranges and runs `part(begin, end)` on each, one of them on the calling thread.
 // Returns when all are done. `part` must not throw.

@@ -15,8 +15,6 @@ inline constexpr int second_cache = 2;
 // Asking for more lines than this per row only evicts what was asked for before; the hardware sees by then where a
 // longer one goes on.
 inline constexpr std::size_t lines_ahead = 8;
-// A thread's share below this is done before the other thread has woken up.
-inline constexpr std::size_t bytes_worth_a_thread = 64 * 1024;
 
 // always_inline: as functions of their own they have no effect that the compiler knows of, and their calls are dropped.
 template <bool for_write> [[gnu::always_inline]] inline void prefetch_lines(const std::byte *row, std::size_t bytes) {

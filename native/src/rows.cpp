@@ -85,8 +85,7 @@ void move_rows(std::span<const Field> from, std::span<const std::int64_t> indice
     std::size_t bytes = 0;
     for (const Field &field : from)
         bytes += field.row_bytes * indices.size();
-    const auto useful = static_cast<int>(std::min<std::size_t>(bytes / bytes_worth_a_thread, 1024));
-    run_in_parts(indices.size(), std::min(threads, useful), [&](std::size_t begin, std::size_t end) {
+    run_in_parts(indices.size(), threads_for(bytes, threads), [&](std::size_t begin, std::size_t end) {
         // All fields of a few rows before the next few: the fields of a packed row share cache lines.
         const std::size_t step = from.size() > 1 ? rows_together : end - begin;
         for (std::size_t at = begin; at < end; at += step)

@@ -281,8 +281,7 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
         draw_by_priority(at_, total, 0);
     }
     const std::size_t run_bytes = wish_.row_bytes * static_cast<std::size_t>(wish_.length);
-    const auto useful = static_cast<int>(std::min<std::size_t>(rows * run_bytes / bytes_worth_a_thread, 1024));
-    threads = std::min(threads, useful);
+    threads = threads_for(rows * run_bytes, threads);
     const std::int64_t last = see(replay_.control().reserved.last);
     for (std::size_t i = 0; i < rows && !weighted; ++i)
         draw_alike(i, last);

@@ -341,24 +341,12 @@ class Recent:
 
     def mean(self, metrics: Metrics) -> Metrics:
         """The latest, with speed and shares over the last seconds; collectors' by the counters, so by time."""
-        first, many = self._kept[0], len(self._kept)
-        if many < 2:
+        first, *rest = self._kept
+        if not rest:
             return metrics
-        took = max(metrics.seconds - first.seconds, 1e-9)
-        kept = list(self._kept)[1:]
-        learn = sum(one.learn_ns for one in kept)
-        wait = sum(one.wait_ns for one in kept)
-        spent = [
-            metrics.counters.get(key, 0) - first.counters.get(key, 0) for key in ("env_ns", "policy_ns", "wait_ns")
-        ]
-        busy = spent[0] + spent[1]
-        return replace(
-            metrics,
-            steps_per_second=(metrics.env_steps - first.env_steps) / took,
-            learner_busy=learn / max(learn + wait, 1),
-            collectors_busy=busy / max(sum(spent), 1),
-            env_share=spent[0] / max(busy, 1),
-        )
+        mean = replace(metrics)
+        mean.compare(first, sum(one.learn_ns for one in rest), sum(one.wait_ns for one in rest))
+        return mean
 
 
 def _title(told: Told) -> str:

@@ -61,6 +61,16 @@ class Metrics:
     env_share: float = 0.0
     """Of what collectors did, the share that was stepping environments."""
 
+    def compare(self, before: Metrics, learn_ns: int, wait_ns: int) -> None:
+        """Speed and shares since an earlier update; the learner learned and waited so long since then."""
+        took = max(self.seconds - before.seconds, 1e-9)
+        self.steps_per_second = (self.env_steps - before.env_steps) / took
+        self.learner_busy = learn_ns / max(learn_ns + wait_ns, 1)
+        spent = {key: self.counters.get(key, 0) - before.counters.get(key, 0) for key in _TIMES}
+        busy = spent["env_ns"] + spent["policy_ns"]
+        self.collectors_busy = busy / max(sum(spent.values()), 1)
+        self.env_share = spent["env_ns"] / max(busy, 1)
+
 
 class Run:
     """The folder of one training. Goes on where it stopped when the folder is there already."""
@@ -84,17 +94,10 @@ class Run:
 
     def record(self, metrics: Metrics) -> None:
         """Complete the metrics, and write them down."""
-        before = self.latest
         self.recent.extend(metrics.returns)
         metrics.seconds = self.seconds_before + time.monotonic() - self.begin
         metrics.mean_return = sum(self.recent) / len(self.recent) if self.recent else float("nan")
-        took = max(metrics.seconds - before.seconds, 1e-9)
-        metrics.steps_per_second = (metrics.env_steps - before.env_steps) / took
-        metrics.learner_busy = metrics.learn_ns / max(metrics.learn_ns + metrics.wait_ns, 1)
-        spent = {key: metrics.counters.get(key, 0) - before.counters.get(key, 0) for key in _TIMES}
-        busy, all_of_it = spent["env_ns"] + spent["policy_ns"], sum(spent.values())
-        metrics.collectors_busy = busy / max(all_of_it, 1)
-        metrics.env_share = spent["env_ns"] / max(busy, 1)
+        metrics.compare(self.latest, metrics.learn_ns, metrics.wait_ns)
         row = as_row(metrics)
         if self._rows is None:
             self._open_rows(list(row))
