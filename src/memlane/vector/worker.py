@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core import Peer, Segment
 from memlane.core.liveness import die_with
+from memlane.spaces import Column
 from memlane.vector import infos as columns
 from memlane.vector.channel import Channel
 from memlane.vector.messages import Failure, Message, Ready, for_parent
@@ -165,21 +166,6 @@ class Worker:
         self.infos: list[tuple[int, dict[str, Any]]] = []
         self.failures: list[Failure] = []
         self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
-        mine = slice(task.envs.start, task.envs.stop)
-        take_actions: Callable[[], Actions] = list
-        take_action: Callable[[int], Any] = int
-        actions = steps.actions
-        if actions is not None and actions.rows is not None:
-            rows = actions.rows[mine]
-            take_actions = rows.copy  # environments may keep what they are given
-            take_action = rows.__getitem__ if rows.ndim == 1 else lambda k: rows[k].copy()
-        elif actions is not None:
-            all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
-
-            def read(first: int, last: int, space: Space[Any]) -> list[Any]:
-                return list(iterate(space, actions.read(mine.start + first, mine.start + last, copy=True)))
-
-            take_actions, take_action = partial(read, 0, len(envs), all_), lambda k: read(k, k + 1, one)[0]
         steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spins else 0
         self.rounds = _native.Rounds(
             steps.commands[task.worker],
@@ -187,8 +173,7 @@ class Worker:
             steps.quorums,
             steps.asked,
             steps.answered,
-            take_actions,
-            take_action,
+            *_takers(steps.actions, task.envs),
             self.envs,
             self.due,
             self.infos,
@@ -424,6 +409,21 @@ class Worker:
 
     def _tell(self, message: Any) -> None:
         self.channel.send(for_parent(message))
+
+
+def _takers(actions: Column | None, envs: range) -> tuple[Callable[[], Actions], Callable[[int], Any]]:
+    """How to take the actions of all of these environments, and that of the k-th: as copies, which may be kept."""
+    if actions is None:  # they come as messages
+        return list, int
+    if actions.rows is not None:
+        rows = actions.rows[envs.start : envs.stop]
+        return rows.copy, rows.__getitem__ if rows.ndim == 1 else lambda k: rows[k].copy()
+
+    def read(begin: int, end: int, space: Space[Any]) -> list[Any]:
+        return list(iterate(space, actions.read(begin, end, copy=True)))
+
+    all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
+    return partial(read, envs.start, envs.stop, all_), lambda k: read(envs[k], envs[k] + 1, one)[0]
 
 
 def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
