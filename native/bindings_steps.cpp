@@ -3,7 +3,10 @@
 #include <memory>
 #include <string>
 
+#include <nanobind/stl/tuple.h>
+
 #include "bindings.hpp"
+#include "bindings_infos.hpp"
 #include "bindings_outcomes.hpp"
 #include "bindings_quorum.hpp"
 #include "bindings_rounds.hpp"
@@ -41,6 +44,9 @@ void bind_steps(nb::module_ &m) {
 
     m.def("all_within", &all_within, "array"_a, "low"_a, "high"_a,
           "Whether all of an array of int64 lie within the bounds, both included; None if it is no such array.");
+
+    m.def("pack_floats", &pack_floats, "infos"_a,
+          "Infos that all have the same keys and only floats: the keys, their dtypes, the first environment, the floats; or None.");
 
     nb::class_<Outcomes>(m, "Outcomes", "What one environment's step leaves, written in one call.")
         .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t>(),

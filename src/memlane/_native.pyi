@@ -281,6 +281,9 @@ class Quorum:
 def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
     """Whether all of an array of int64 lie within the bounds, both included; None if it is no such array."""
 
+def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
+    """Infos that all have the same keys and only floats: keys, their dtypes, the first environment, floats; or None."""
+
 class Outcomes:
     """What one environment's step leaves, written in one call."""
 

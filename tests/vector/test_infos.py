@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vector_envs_support import difference
 
-from memlane.vector.infos import merge, pack, unpack
+from memlane.vector.infos import merge, of_floats, pack, pack_floats, unpack
 
 
 def gymnasium_infos(infos: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,3 +110,46 @@ def test_what_was_packed_is_unpacked_for_each_environment(infos: Any) -> None:
     unpacked = unpack(pickle.loads(pickle.dumps(pack(enumerate(infos)))))
     for env, info in enumerate(infos):
         np.testing.assert_equal(unpacked.get(env, {}), info)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "c d", "é"]), unique=True, min_size=1, max_size=4).flatmap(
+        lambda keys: st.lists(st.tuples(*[st.floats(width=32) for _ in keys]).map(lambda row: (keys, row)), min_size=1)
+    ),
+    st.integers(0, 5),
+    st.sampled_from([float, np.float64, np.float32]),
+)
+def test_floats_in_one_piece_are_the_columns_that_pack_makes(rows: Any, first: int, kind: Any) -> None:
+    infos = [(env, dict(zip(keys, map(kind, row), strict=True))) for env, (keys, row) in enumerate(rows, first)]
+    packed = pack_floats(infos)
+    assert packed is not None
+    ours, theirs = of_floats(*pickle.loads(pickle.dumps(packed))), pack(infos)
+    assert not difference(merge(99, [ours]), merge(99, [theirs]))
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        [(0, {"a": 1.0}), (1, {"b": 1.0})],
+        [(0, {"a": 1.0}), (1, {"a": 1.0, "b": 1.0})],
+        [(0, {"a": 1.0}), (2, {"a": 1.0})],
+        [(0, {"a": 1.0}), (1, {"a": 1})],
+        [(0, {"a": True})],
+        [(0, {"a": np.float16(1)})],
+        [(0, {"a": np.ones(1)})],
+        [(0, {"a": {"b": 1.0}})],
+        [(0, {1: 1.0})],
+        [(0, {"final_obs": 1.0})],
+        [(0, {})],
+        [],
+    ],
+    ids=str,
+)
+def test_whatever_is_not_floats_under_the_same_keys_is_left_to_pack(infos: Any) -> None:
+    assert pack_floats(infos) is None
+
+
+def test_float32_beside_floats_is_a_column_of_the_wider() -> None:
+    packed = pack_floats([(0, {"a": np.float32(0.1)}), (1, {"a": 0.1})])
+    assert packed is not None
+    assert of_floats(*packed)["a"].values.tolist() == [float(np.float32(0.1)), 0.1]

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from memlane.core import Peer, WaitTimeout
 
 _LENGTH = struct.Struct("<q")
-_MOST_AT_ONCE = 1 << 20
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 1 << 14, 1 << 20
 
 
 class Channel:
@@ -80,7 +80,9 @@ class Channel:
         """Until so many bytes have arrived."""
         while len(self._arrived) < count:
             try:
-                part = os.read(self.connection.fileno(), min(count - len(self._arrived), _MOST_AT_ONCE))
+                # More than what is missing, if it is there: the length and a short message in one go.
+                missing = min(count - len(self._arrived), _MOST_AT_ONCE)
+                part = os.read(self.connection.fileno(), max(missing, _LEAST_AT_ONCE))
             except BlockingIOError:
                 self._wait(self._poll_in, deadline, "sent a message")
                 continue

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import cloudpickle  # type: ignore[import-untyped]
 from gymnasium import logger
 
 from memlane import _native
@@ -185,7 +184,7 @@ class Conductor:
             while not handle.silent:
                 content = self._hear(handle, deadline)
                 try:
-                    message: Message = cloudpickle.loads(content)
+                    message = Message.read(content)
                 except Exception as error:  # all the others are read first: nothing is left over for the next call
                     unreadable = error
                     continue

@@ -15,6 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memlane import _native
+
 Kind = Literal["numbers", "arrays", "dicts", "objects"]
 
 
@@ -61,6 +63,22 @@ def pack(infos: Iterable[tuple[int, Mapping[str, Any]]]) -> Columns:
             column[0].append(env)
             column[1].append(value)
     return {key: _packed(key, in_order(envs), values) for key, (envs, values) in gathered.items()}
+
+
+def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[Any, ...] | None:
+    """The plain case in one piece, for ``of_floats``: every info has the same keys and only floats. Otherwise None."""
+    packed = _native.pack_floats(infos)
+    return None if packed is None or "final_obs" in packed[0] else packed
+
+
+def of_floats(keys: tuple[str, ...], dtypes: str, first: int, floats: bytes) -> Columns:
+    """What ``pack`` would have made of them."""
+    numbers = np.frombuffer(floats).reshape(len(keys), -1)
+    envs = range(first, first + numbers.shape[1])
+    return {
+        key: Column(envs, "numbers", values.astype(dtype, copy=False))
+        for key, dtype, values in zip(keys, dtypes, numbers, strict=True)
+    }
 
 
 def in_order(envs: list[int]) -> Envs:

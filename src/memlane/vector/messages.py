@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from memlane.vector.errors import RemoteTraceback, WorkerError
-from memlane.vector.infos import Columns
+from memlane.vector.infos import Columns, of_floats
 
 
 def for_worker(message: object) -> bytes:
@@ -87,7 +87,8 @@ class Ready:
 
 @dataclass
 class Message:
-    """What a worker has to say about a command, beside what lies in the steps."""
+    """What a worker has to say about a command, beside what lies in the steps. Infos that are nothing but floats travel
+    alone, as a tuple (see ``infos.pack_floats``)."""
 
     infos: Columns
     observed: dict[int, Any]
@@ -96,3 +97,10 @@ class Message:
     failures: list[Failure]
     remade: list[str]
     """Why environments were made anew in the worker, one for each."""
+
+    @classmethod
+    def read(cls, content: bytes) -> Message:
+        said = cloudpickle.loads(content)
+        if isinstance(said, Message):
+            return said
+        return cls(of_floats(*said), {}, None, [], [])

@@ -395,8 +395,12 @@ class Worker:
             self.channel.post(message)
 
     def _message(self, result: Any = None) -> bytes | None:
-        if not (self.remade or self.infos or self.failures or self.observed or result is not None):
-            return None
+        if not (self.remade or self.failures or self.observed or result is not None):
+            if not self.infos:
+                return None
+            if (floats := columns.pack_floats(self.infos)) is not None:
+                self.infos.clear()
+                return for_parent(floats)
         packed = columns.pack(self.infos) if self.infos else {}
         try:
             message = for_parent(Message(packed, self.observed, result, self.failures, self.remade))
