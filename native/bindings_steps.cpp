@@ -64,9 +64,9 @@ void bind_steps(nb::module_ &m) {
 
     nb::class_<Rounds>(m, "Rounds", "A worker's side of the steps: plain ones are made without Python.")
         .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
-                      nb::list, nb::list, std::int64_t, bool>(),
+                      nb::list, nb::dict, nb::list, std::int64_t, bool, bool>(),
              "command"_a, "outcomes"_a, "quorums"_a, "asked"_a, "answered"_a, "take_actions"_a, "take_action"_a, "envs"_a,
-             "due"_a, "infos"_a, "first"_a, "closer"_a)
+             "due"_a, "owed"_a, "infos"_a, "first"_a, "closer"_a, "resets"_a)
         .def("next", &Rounds::next, "Wait for the next command that Python has to do something for; its order.")
         .def("start", &Rounds::start, "actions"_a, "begin"_a, "end"_a,
              "The environments from `begin` up to `end` are to be stepped; `special` does it.")

@@ -327,9 +327,11 @@ class Rounds:
         take_action: Callable[[int], Any],
         envs: list[Any],
         due: list[bool],
+        owed: dict[int, Any],
         infos: list[tuple[int, dict[str, Any]]],
         first: int,
         closer: bool,
+        resets: bool,
     ) -> None: ...
     def next(self) -> int:
         """Wait for the next command that Python has to do something for; its order."""

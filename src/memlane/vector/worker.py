@@ -132,7 +132,7 @@ _ENDED = (
 
 class Worker:
     """The loop and what it needs from command to command. Steps are made by ``rounds``, in native code; what it leaves
-    to Python is what is not plain: ends and resets of episodes, declared infos, exceptions, messages."""
+    to Python is what is not plain: exceptions, ends of episodes in most modes, declared infos, messages."""
 
     def __init__(
         self,
@@ -176,9 +176,11 @@ class Worker:
             *_takers(steps.actions, task.envs),
             self.envs,
             self.due,
+            self.owed,
             self.infos,
             self.first,
             closer=bool(self.declared),
+            resets=self.mode is AutoresetMode.NEXT_STEP,
         )
 
     def loop(self) -> None:
@@ -213,25 +215,21 @@ class Worker:
         while (special := self.rounds.special()) is not None:
             k, returned, raised = special
             try:
+                if raised is not None:
+                    raise raised  # caught below: should a new environment fail too, both are told
                 if self.due[k]:
                     self._step_due(k)
-                elif raised is not None:
-                    raise raised  # caught below: should a new environment fail too, both are told
                 else:
                     self._take(k, returned)
             except Exception as error:
                 self._fail(k, error)
 
     def _step_due(self, k: int) -> None:
-        """The k-th environment has ended: a reset takes the place of the step."""
+        """The k-th environment has ended, and is not one that a reset in the place of the step is right for."""
         if k in self.owed:
             self._truncate(k, *self.owed[k])
-        elif self.mode is AutoresetMode.DISABLED:  # the caller's mistake: nothing here is to be healed
+        else:  # the caller's mistake: nothing here is to be healed
             self.failures.append(self._failure(AssertionError(_ENDED.format(self.first + k)), k))
-        else:
-            self.due[k] = False
-            observation, info = self.envs[k].reset()
-            self._put(k, observation, 0.0, False, False, info)
 
     def _take(self, k: int, returned: Any) -> None:
         """What a step of the k-th environment has returned."""
