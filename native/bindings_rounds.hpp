@@ -267,8 +267,9 @@ class Rounds {
             return false;
         const nb::handle terminated = PyTuple_GET_ITEM(result, 2), truncated = PyTuple_GET_ITEM(result, 3);
         const nb::handle info = PyTuple_GET_ITEM(result, 4);
-        const bool ended = !is_false(terminated) || !is_false(truncated);
-        if ((ended && !resets_) || closer_ || !PyDict_CheckExact(info.ptr()) ||
+        const int over = truth(terminated), cut = truth(truncated);
+        const bool ended = over == 1 || cut == 1;
+        if (over < 0 || cut < 0 || (ended && !resets_) || closer_ || !PyDict_CheckExact(info.ptr()) ||
             !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated, truncated))
             return false;
         if (ended)
@@ -278,12 +279,12 @@ class Rounds {
         return true;
     }
 
-    // An object that cannot say whether it is true is not plain.
-    static bool is_false(nb::handle flag) {
+    // 1 or 0; -1 for an object that cannot say whether it is true, which is not plain.
+    static int truth(nb::handle flag) {
         const int is_true = PyObject_IsTrue(flag.ptr());
         if (is_true < 0)
             PyErr_Clear();
-        return is_true == 0;
+        return is_true;
     }
 
     std::array<nb::object, 5> kept_; // keep what the pointers point to

@@ -149,3 +149,24 @@ def test_when_a_new_environment_fails_as_well_both_errors_are_told(way: Callable
         with pytest.raises(OSError, match="in use") as raised:
             way(envs)
         assert "ZeroDivisionError" in str(raised.value.__cause__)
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("begin", "error"),
+    [(lambda: 1 / 0, ZeroDivisionError), (lambda: ROWS[:4], ValueError), (lambda: (ROWS[:5], {}), ValueError)],
+    ids=["an exception", "no info", "a wrong shape"],
+)
+def test_whatever_is_wrong_about_a_reset_after_an_end_is_an_error_of_its_environment(
+    way: Callable[..., Any], begin: Callable[[], Any], error: type[Exception]
+) -> None:
+    class Ends(Says):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return begin() if self._steps else super().reset(seed=seed, options=options)
+
+    with ours([lambda: Ends(lambda _: (ROWS[:4], 1.0, True, False, {}))] * ENVS) as envs:
+        envs.reset(seed=0)
+        assert way(envs)[2].all()
+        with pytest.raises(error) as raised:
+            way(envs)
+        assert "environment 2" in "".join(raised.value.__notes__)
