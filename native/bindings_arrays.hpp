@@ -11,6 +11,11 @@
 
 namespace memlane {
 
+// A class of numpy's; the same for as long as the process lives.
+inline PyTypeObject *numpy_type(const char *name) {
+    return reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr(name)).release().ptr());
+}
+
 struct PlainArray {
     std::byte *data;
     std::span<const npy_intp> shape;
@@ -19,9 +24,8 @@ struct PlainArray {
 
     // Whether `object` is an array of exactly numpy's class.
     static bool is_array(PyObject *object) {
-        static PyTypeObject *const numpy_array =
-            reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr("ndarray")).release().ptr());
-        return Py_TYPE(object) == numpy_array;
+        static PyTypeObject *const array = numpy_type("ndarray");
+        return Py_TYPE(object) == array;
     }
 
     // Whether `object` is such an array in one piece; if so, it is seen.

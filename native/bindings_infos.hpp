@@ -3,7 +3,6 @@
 // Python take 37, and more than twice that with cold caches.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,13 +11,19 @@
 
 #include <nanobind/nanobind.h>
 
+#include "bindings_arrays.hpp"
+
 namespace memlane {
 
 namespace nb = nanobind;
 
+inline bool is_float64(PyObject *value) { // not what users derive from it, which is kept as it is
+    static PyTypeObject *const float64 = numpy_type("float64");
+    return PyFloat_CheckExact(value) || Py_TYPE(value) == float64;
+}
+
 inline bool is_float32(PyObject *value) {
-    static PyTypeObject *const float32 =
-        reinterpret_cast<PyTypeObject *>(nb::object(nb::module_::import_("numpy").attr("float32")).release().ptr());
+    static PyTypeObject *const float32 = numpy_type("float32");
     return Py_TYPE(value) == float32;
 }
 
@@ -57,7 +62,7 @@ inline std::optional<std::tuple<nb::tuple, std::string, std::int64_t, nb::bytes>
                        (!PyUnicode_CheckExact(key) || PyUnicode_Compare(keys[column].ptr(), key) != 0)) {
                 return std::nullopt;
             }
-            if (PyFloat_Check(value)) { // numpy's float64 is one
+            if (is_float64(value)) { // numpy's is one of Python's
                 dtypes[column] = 'd';
                 floats[column * rows + row] = PyFloat_AS_DOUBLE(value);
             } else if (is_float32(value)) {

@@ -1,8 +1,4 @@
 // Outcomes: a worker's pen for what a step of one of its environments returns.
-//
-//   field         written by   when
-//   progress[w]   worker w     all the time; see Progress
-//   rewards, terminated, truncated, observations     i's worker, before it arrives
 #pragma once
 
 #include <algorithm>
@@ -155,7 +151,7 @@ class Outcomes {
     }
 
     // False: look closer, in Python.
-    bool put(std::size_t index, nb::handle observation, nb::handle reward, nb::handle terminated, nb::handle truncated) {
+    bool put(std::size_t index, nb::handle observation, nb::handle reward, bool terminated, bool truncated) {
         if (index >= count)
             throw nb::index_error("there is no such environment here");
         double amount;
@@ -173,13 +169,18 @@ class Outcomes {
         if (!put_observation(index, observation))
             return false;
         rewards_[index] = amount;
-        terminated_[index] = truth(terminated);
-        truncated_[index] = truth(truncated);
+        terminated_[index] = terminated;
+        truncated_[index] = truncated;
         // Only for whoever reads them after this process's death, so no order is needed.
         words[progress::through].store(static_cast<std::int64_t>(index) + 1, std::memory_order_relaxed);
         Word &steps = words[progress::steps];
         steps.store(steps.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         return true;
+    }
+
+    // The same with flags of any kind.
+    bool put_any(std::size_t index, nb::handle observation, nb::handle reward, nb::handle terminated, nb::handle truncated) {
+        return put(index, observation, reward, truth(terminated), truth(truncated));
     }
 
     bool put_observation(std::size_t index, nb::handle observation) {

@@ -105,8 +105,8 @@ class Rounds {
         : kept_{command, outcomes, quorums, asked, answered}, command_(nb::cast<Command *>(command)),
           outcomes_(nb::cast<Outcomes *>(outcomes)), asked_(nb::cast<Words *>(asked)),
           answered_(nb::cast<Words *>(answered)), take_actions_(std::move(take_actions)),
-          take_action_(std::move(take_action)), envs_(std::move(envs)), due_(std::move(due)), owed_(std::move(owed)), infos_(std::move(infos)),
-          first_(first), closer_(closer), resets_(resets), begin_(command_->given()), seen_(begin_) {
+          take_action_(std::move(take_action)), envs_(std::move(envs)), due_(std::move(due)), owed_(std::move(owed)),
+          infos_(std::move(infos)), first_(first), closer_(closer), resets_(resets), begin_(command_->given()), seen_(begin_) {
         for (nb::handle quorum : quorums)
             quorums_.push_back(nb::cast<Quorum *>(quorum));
         quorum_ = quorums_.at(0);
@@ -136,7 +136,7 @@ class Rounds {
             }
             if (now.order != Order::step)
                 return static_cast<std::int64_t>(now.order);
-            start(take_actions_(), 0, outcomes_->count);
+            start(take_actions_());
             if (!run() || infos_.size() != 0)
                 return static_cast<std::int64_t>(Order::step);
             finish(static_cast<std::int64_t>(outcomes_->count));
@@ -153,7 +153,7 @@ class Rounds {
             if ((number_ = asked_->load(env)) == answered_->load(env))
                 continue;
             outcomes_->words[progress::through].store(static_cast<std::int64_t>(k), std::memory_order_relaxed);
-            start(nb::make_tuple(take_action_(k)), k, k + 1);
+            start_some(nb::make_tuple(take_action_(k)), k, k + 1);
             if (!run() || infos_.size() != 0)
                 return false;
             answer();
@@ -168,15 +168,8 @@ class Rounds {
         quorum_->arrive(1);
     }
 
-    // The environments from `begin` up to `end` are to be stepped with these actions; `special` does it.
-    void start(nb::object actions, std::size_t begin, std::size_t end) {
-        if (begin > end || end > outcomes_->count)
-            throw nb::index_error("there are no such environments here");
-        stopped_ = false;
-        actions_ = std::move(actions);
-        actions_from_ = at_ = begin;
-        end_ = end;
-    }
+    // All environments are to be stepped with these actions; `special` does it.
+    void start(nb::object actions) { start_some(std::move(actions), 0, outcomes_->count); }
 
     // Steps on, up to the next environment that needs a closer look: which one, what its step returned and what it raised;
     // neither if it is due. None: all are through.
@@ -197,6 +190,14 @@ class Rounds {
     }
 
   private:
+    // Those from `begin` up to `end`.
+    void start_some(nb::object actions, std::size_t begin, std::size_t end) {
+        stopped_ = false;
+        actions_ = std::move(actions);
+        actions_from_ = at_ = begin;
+        end_ = end;
+    }
+
     // False when it stopped at an environment that needs a closer look.
     bool run() {
         for (; at_ < end_; ++at_) {
@@ -218,12 +219,7 @@ class Rounds {
             throw nb::python_error();
         PyObject *const arguments[]{env.ptr(), action.ptr()};
         nb::object result = call(name, arguments);
-        if (!result.is_valid())
-            return false;
-        const bool plain = put(result.ptr());
-        if (!plain)
-            returned_ = std::move(result);
-        return plain;
+        return result.is_valid() && take(std::move(result));
     }
 
     // In the place of a step. Where that is not what is to be done, nothing is begun: Python has the due ones then.
@@ -237,21 +233,25 @@ class Rounds {
         const nb::object result = call(name, arguments);
         if (!result.is_valid())
             return false;
-        if (!PyTuple_Check(result.ptr()) || PyTuple_GET_SIZE(result.ptr()) != 2) {
-            raised_ = nb::module_::import_("builtins").attr("ValueError")("reset() must return an observation and an info");
+        const nb::object pair = caught(PySequence_Tuple(result.ptr())); // what Python unpacks may be any sequence
+        if (!pair.is_valid())
+            return false;
+        if (PyTuple_GET_SIZE(pair.ptr()) != 2) {
+            PyErr_SetString(PyExc_ValueError, "reset() must return an observation and an info");
+            caught(nullptr);
             return false;
         }
-        nb::object step = nb::make_tuple(result[0], 0.0, false, false, result[1]);
-        const bool plain = put(step.ptr());
-        if (!plain)
-            returned_ = std::move(step);
-        return plain;
+        return take(nb::make_tuple(pair[0], 0.0, false, false, pair[1]));
     }
 
     // A method of an environment; nothing if it raised.
     nb::object call(PyObject *name, std::span<PyObject *const> arguments) {
-        nb::object result = nb::steal(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
-        if (!result.is_valid()) {
+        return caught(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
+    }
+
+    // What Python returned. If it raised, that is kept for `special`, unless it is to end the process.
+    nb::object caught(PyObject *returned) {
+        if (returned == nullptr) {
             nb::python_error error;
             if (!error.matches(PyExc_Exception))
                 throw error;
@@ -259,18 +259,25 @@ class Rounds {
             if (error.traceback().is_valid())
                 PyException_SetTraceback(raised_.ptr(), error.traceback().ptr());
         }
-        return result;
+        return nb::steal(returned);
+    }
+
+    // What an environment returned is written, or kept for `special`.
+    bool take(nb::object result) {
+        const bool plain = put(result.ptr());
+        if (!plain)
+            returned_ = std::move(result);
+        return plain;
     }
 
     bool put(PyObject *result) {
         if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5)
             return false;
-        const nb::handle terminated = PyTuple_GET_ITEM(result, 2), truncated = PyTuple_GET_ITEM(result, 3);
+        const int over = truth(PyTuple_GET_ITEM(result, 2)), cut = truth(PyTuple_GET_ITEM(result, 3));
         const nb::handle info = PyTuple_GET_ITEM(result, 4);
-        const int over = truth(terminated), cut = truth(truncated);
         const bool ended = over == 1 || cut == 1;
         if (over < 0 || cut < 0 || (ended && !resets_) || closer_ || !PyDict_CheckExact(info.ptr()) ||
-            !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated, truncated))
+            !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), over == 1, cut == 1))
             return false;
         if (ended)
             due_[at_] = nb::bool_(true);
@@ -280,8 +287,8 @@ class Rounds {
     }
 
     // 1 or 0; -1 for an object that cannot say whether it is true, which is not plain.
-    static int truth(nb::handle flag) {
-        const int is_true = PyObject_IsTrue(flag.ptr());
+    static int truth(PyObject *flag) {
+        const int is_true = PyObject_IsTrue(flag);
         if (is_true < 0)
             PyErr_Clear();
         return is_true;

@@ -51,7 +51,7 @@ void bind_steps(nb::module_ &m) {
     nb::class_<Outcomes>(m, "Outcomes", "What one environment's step leaves, written in one call.")
         .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t>(),
              "place"_a.none(), "rewards"_a, "terminated"_a, "truncated"_a, "progress"_a, "count"_a)
-        .def("put", &Outcomes::put, "index"_a, "observation"_a, "reward"_a, "terminated"_a, "truncated"_a)
+        .def("put", &Outcomes::put_any, "index"_a, "observation"_a, "reward"_a, "terminated"_a, "truncated"_a)
         .def("put_observation", &Outcomes::put_observation, "index"_a, "observation"_a);
 
     nb::class_<Command>(m, "Command", "What a worker is asked to do.")
@@ -68,8 +68,7 @@ void bind_steps(nb::module_ &m) {
              "command"_a, "outcomes"_a, "quorums"_a, "asked"_a, "answered"_a, "take_actions"_a, "take_action"_a, "envs"_a,
              "due"_a, "owed"_a, "infos"_a, "first"_a, "closer"_a, "resets"_a)
         .def("next", &Rounds::next, "Wait for the next command that Python has to do something for; its order.")
-        .def("start", &Rounds::start, "actions"_a, "begin"_a, "end"_a,
-             "The environments from `begin` up to `end` are to be stepped; `special` does it.")
+        .def("start", &Rounds::start, "actions"_a, "All environments are to be stepped; `special` does it.")
         .def("special", &Rounds::special,
              "Step on, up to the next environment that needs a closer look: which, what it returned, what it raised.")
         .def("answer", &Rounds::answer, "The environment that was stepped last, of those that were sent, is through.")

@@ -336,8 +336,8 @@ class Rounds:
     def next(self) -> int:
         """Wait for the next command that Python has to do something for; its order."""
 
-    def start(self, actions: Sequence[Any] | NDArray[Any], begin: int, end: int) -> None:
-        """The environments from `begin` up to `end` are to be stepped; `special` does it."""
+    def start(self, actions: Sequence[Any] | NDArray[Any]) -> None:
+        """All environments are to be stepped; `special` does it."""
 
     def special(self) -> tuple[int, Any, Exception | None] | None:
         """Step on, up to the next environment that needs a closer look: which, what it returned, what it raised."""

@@ -15,6 +15,10 @@ from vector_envs_support import difference
 from memlane.vector.infos import merge, of_floats, pack, pack_floats, unpack
 
 
+class Metres(float):
+    """A number that is more than that."""
+
+
 def gymnasium_infos(infos: list[dict[str, Any]]) -> dict[str, Any]:
     """What Gymnasium makes of them."""
     envs: VectorEnv[Any, Any, Any] = VectorEnv()
@@ -140,6 +144,7 @@ def test_floats_in_one_piece_are_the_columns_that_pack_makes(rows: Any, first: i
         [(0, {"a": {"b": 1.0}})],
         [(0, {1: 1.0})],
         [(0, {"final_obs": 1.0})],
+        [(0, {"a": Metres(1.0)})],
         [(0, {})],
         [],
     ],

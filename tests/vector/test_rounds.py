@@ -110,6 +110,18 @@ def test_whatever_is_wrong_is_an_error_of_its_environment(
 
 
 @WAYS
+def test_a_reset_after_an_end_may_return_any_pair(way: Callable[..., Any]) -> None:
+    class Ends(Says):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return list(super().reset(seed=seed, options=options))
+
+    with ours([lambda: Ends(lambda _: (ROWS[:4], 1.0, True, False, {}))] * ENVS) as envs:
+        envs.reset(seed=0)
+        assert way(envs)[2].all()
+        assert not way(envs)[0].any()
+
+
+@WAYS
 def test_an_exception_tells_the_line_that_raised_it(way: Callable[..., Any]) -> None:
     with ours([lambda: Says(lambda n: n / 0)] * ENVS) as envs:
         envs.reset(seed=0)

@@ -206,11 +206,6 @@ class Worker:
 
     # ------------------------------------------------------------------------------------------------------- steps
 
-    def step(self, actions: Actions, begin: int, end: int) -> None:
-        """The environments from ``begin`` up to ``end``."""
-        self.rounds.start(actions, begin, end)
-        self._step_on()
-
     def _step_on(self) -> None:
         while (special := self.rounds.special()) is not None:
             k, returned, raised = special
@@ -354,7 +349,8 @@ class Worker:
             case "nothing":
                 return None
             case "step":
-                self.step(arguments[0], 0, len(self.envs))
+                self.rounds.start(arguments[0])
+                self._step_on()
                 return None
             case "call":
                 method, args, kwargs = arguments
