@@ -344,10 +344,14 @@ def entries_for(work: Work, options: Any) -> list[Entry]:
         made.append(Entry(f"memlane, {_workers(workers)}, infos declared", "memlane",
                           {"workers": workers, "infos": HALF_CHEETAH_INFOS}, "memlane", "memlane"))  # fmt: skip
     if cores > 1:
-        # Its caller spins as its workers do: one core less for them can be better.
+        # A core for the caller can be better, where steps are short or, with pufferlib, because it spins as workers do.
         one_less = max(one for one in range(1, cores) if work.num_envs % one == 0)
-        made.append(Entry(f"pufferlib, {_workers(one_less)}", "pufferlib", parallel | {"num_workers": one_less},
-                          library="pufferlib"))  # fmt: skip
+        made += [
+            Entry(f"pufferlib, {_workers(one_less)}", "pufferlib", parallel | {"num_workers": one_less},
+                  library="pufferlib"),
+            Entry(f"memlane, {_workers(one_less)}, copy=False", "memlane", {"workers": one_less, "copy": False},
+                  "memlane", "memlane"),
+        ]  # fmt: skip
     if sleeps:
         made += [
             Entry(f"memlane, {_workers(workers)}, recv({few})", "memlane_first_ready",

@@ -121,6 +121,7 @@ NB_MODULE(_native, m) {
         .def("load", &Words::load, "index"_a)
         .def("store", &Words::store, "index"_a, "value"_a)
         .def("add", &Words::add, "index"_a, "amount"_a, "Add and return the new value.")
+        .def("sum", &Words::sum, "first"_a, "stride"_a, "Of every `stride`-th word from `first` on.")
         .def("add_each", &Words::add_each, "indices"_a, "amount"_a)
         .def("compare_and_swap", &Words::compare_and_swap, "index"_a, "expected"_a, "value"_a)
         .def("unchanged", &Words::is_unchanged, "index"_a, "seen"_a,

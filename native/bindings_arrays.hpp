@@ -16,6 +16,27 @@ inline PyTypeObject *numpy_type(const char *name) {
     return reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr(name)).release().ptr());
 }
 
+// Of exactly these classes: what users derive from them is kept as it is.
+inline bool is_float64(PyObject *value) {
+    static PyTypeObject *const float64 = numpy_type("float64");
+    return PyFloat_CheckExact(value) || Py_TYPE(value) == float64;
+}
+
+inline bool is_float32(PyObject *value) {
+    static PyTypeObject *const float32 = numpy_type("float32");
+    return Py_TYPE(value) == float32;
+}
+
+inline bool is_int64(PyObject *value) {
+    static PyTypeObject *const int64 = numpy_type("int64");
+    return PyLong_CheckExact(value) || Py_TYPE(value) == int64;
+}
+
+inline bool is_bool(PyObject *value) {
+    static PyTypeObject *const numpy_bool = numpy_type("bool_");
+    return PyBool_Check(value) || Py_TYPE(value) == numpy_bool;
+}
+
 struct PlainArray {
     std::byte *data;
     std::span<const npy_intp> shape;

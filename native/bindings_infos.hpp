@@ -17,16 +17,6 @@ namespace memlane {
 
 namespace nb = nanobind;
 
-inline bool is_float64(PyObject *value) { // not what users derive from it, which is kept as it is
-    static PyTypeObject *const float64 = numpy_type("float64");
-    return PyFloat_CheckExact(value) || Py_TYPE(value) == float64;
-}
-
-inline bool is_float32(PyObject *value) {
-    static PyTypeObject *const float32 = numpy_type("float32");
-    return Py_TYPE(value) == float32;
-}
-
 // Of pairs of an environment's number and its info: the keys, for each "d" or "f" (if all are numpy's float32), the first
 // number, and the floats as bytes of doubles, all of the first key before those of the second. Nothing if they are not the
 // plain case, or the numbers do not follow each other.

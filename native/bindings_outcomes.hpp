@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -20,22 +21,23 @@ namespace progress {
 enum : std::size_t { through, steps, told, finished };
 }
 
-// Where the observations of some environments go: one array of rows, or several, nested as the space is.
+// Where values of a space go: one array of rows, or several, nested as the space is. Whoever made it keeps the arrays alive.
 struct Place {
-    enum class Kind { array, whole, dict, tuple } kind;
-    // array and whole
+    enum class Kind { array, number, whole, wholes, dict, tuple } kind;
+    // all but dict and tuple
     std::byte *rows = nullptr;
     nb::object dtype;
     std::string format;
     Py_ssize_t item_bytes = 0;
     std::size_t row_bytes = 0;
     std::vector<Py_ssize_t> shape;
-    std::int64_t low = 0, high = 0; // a whole number from low up to high, both included
+    std::int64_t low = 0, high = 0; // of whole numbers: from low up to high, both included
     // dict and tuple
     std::vector<nb::object> keys;
     std::vector<Place> parts;
 
-    // ("array", rows), ("whole", rows, low, high), ("dict", [(key, place), ...]) or ("tuple", [place, ...])
+    // ("array" or "number", rows), ("whole" or "wholes", rows, low, high), ("dict", [(key, place), ...]) or
+    // ("tuple", [place, ...]). A row is an array; a number; a whole number of 8 bytes; an array of those.
     explicit Place(nb::handle description) {
         const auto name = nb::cast<std::string>(description[0]);
         if (name == "dict") {
@@ -49,8 +51,12 @@ struct Place {
             for (nb::handle entry : description[1])
                 parts.emplace_back(entry);
         } else {
-            kind = name == "whole" ? Kind::whole : Kind::array;
-            if (kind == Kind::whole) {
+            kind = name == "whole"    ? Kind::whole
+                   : name == "wholes" ? Kind::wholes
+                   : name == "number" ? Kind::number
+                                      : Kind::array;
+            const bool bounded = kind == Kind::whole || kind == Kind::wholes;
+            if (bounded) {
                 low = nb::cast<std::int64_t>(description[2]);
                 high = nb::cast<std::int64_t>(description[3]);
             }
@@ -58,8 +64,10 @@ struct Place {
                 dtype = nb::borrow(array.dtype);
             const Buffer buffer(description[1], true);
             if (!buffer.held)
-                throw nb::buffer_error("rows for observations must be an array in one piece that can be written");
+                throw nb::buffer_error("rows must be an array in one piece that can be written");
             const Py_buffer &view = buffer.view;
+            if (bounded && view.itemsize != sizeof(std::int64_t))
+                throw nb::buffer_error("rows for whole numbers must be of 8 bytes each");
             rows = static_cast<std::byte *>(view.buf);
             format = view.format;
             item_bytes = view.itemsize;
@@ -75,8 +83,12 @@ struct Place {
         switch (kind) {
         case Kind::array:
             return store_array(index, value);
+        case Kind::number:
+            return store_number(index, value.ptr());
         case Kind::whole:
             return store_whole(index, value);
+        case Kind::wholes:
+            return store_wholes(index, value);
         case Kind::dict:
             if (!PyDict_Check(value.ptr()) || static_cast<std::size_t>(PyDict_Size(value.ptr())) != keys.size())
                 return false;
@@ -106,7 +118,7 @@ struct Place {
         PlainArray array;
         if (PlainArray::see(value.ptr(), array) && dtype.is(array.dtype)) {
             static_assert(sizeof(npy_intp) == sizeof(Py_ssize_t));
-            if (!std::equal(shape.begin(), shape.end(), array.shape.begin(), array.shape.end()))
+            if (!std::ranges::equal(shape, array.shape))
                 return false;
             std::memcpy(rows + index * row_bytes, array.data, row_bytes);
             return true;
@@ -121,6 +133,59 @@ struct Place {
         if (matches)
             std::memcpy(rows + index * row_bytes, view.buf, row_bytes);
         return matches;
+    }
+
+    template <class Number> void set(std::size_t index, Number number) const {
+        std::memcpy(rows + index * sizeof number, &number, sizeof number);
+    }
+
+    bool store_number(std::size_t index, PyObject *value) const {
+        switch (format[0]) { // none of these has a second character
+        case 'd':
+            if (!is_float64(value) && !is_float32(value))
+                return false;
+            set(index, PyFloat_AsDouble(value));
+            return true;
+        case 'f': {
+            if (!is_float64(value) && !is_float32(value))
+                return false;
+            const double exact = PyFloat_AsDouble(value);
+            const auto rounded = static_cast<float>(exact);
+            if (std::isinf(rounded) && !std::isinf(exact))
+                return false;
+            set(index, rounded);
+            return true;
+        }
+        case 'l': {
+            if (!is_int64(value))
+                return false;
+            const nb::object whole = nb::steal(PyNumber_Index(value));
+            int overflow = 0;
+            const std::int64_t number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+            if (overflow == 0)
+                set(index, number);
+            return overflow == 0;
+        }
+        case '?':
+            if (!is_bool(value))
+                return false;
+            set(index, PyObject_IsTrue(value) == 1);
+            return true;
+        }
+        return false;
+    }
+
+    bool store_wholes(std::size_t index, nb::handle value) const {
+        PlainArray array;
+        if (!PlainArray::see(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
+            return false;
+        const std::span numbers(reinterpret_cast<const std::int64_t *>(array.data), row_bytes / sizeof(std::int64_t));
+        bool within = true; // without a branch that would leave the loop early: it is done on several at a time
+        for (const std::int64_t number : numbers)
+            within &= number >= low && number <= high;
+        if (within)
+            std::memcpy(rows + index * row_bytes, array.data, row_bytes);
+        return within;
     }
 
     bool store_whole(std::size_t index, nb::handle number) const {
@@ -143,11 +208,13 @@ struct Place {
 class Outcomes {
   public:
     Outcomes(nb::handle place, std::uintptr_t rewards, std::uintptr_t terminated, std::uintptr_t truncated,
-             std::uintptr_t progress, std::size_t count)
+             std::uintptr_t progress, std::size_t count, nb::list declared)
         : words(reinterpret_cast<Word *>(progress)), count(count), rewards_(reinterpret_cast<double *>(rewards)),
           terminated_(reinterpret_cast<bool *>(terminated)), truncated_(reinterpret_cast<bool *>(truncated)) {
         if (!place.is_none())
             place_.emplace(place);
+        for (nb::handle one : declared)
+            declared_.push_back({nb::borrow(one[0]), Place(one[1]), reinterpret_cast<bool *>(nb::cast<std::uintptr_t>(one[2]))});
     }
 
     // False: look closer, in Python.
@@ -187,6 +254,30 @@ class Outcomes {
         return place_ && index < count && place_->store(index, observation);
     }
 
+    // What of an info is declared is written; what is left of it is returned. Nothing: look closer, in Python.
+    std::optional<nb::dict> put_info(std::size_t index, nb::dict info) {
+        std::size_t found = 0;
+        for (const Declared &one : declared_) {
+            PyObject *const value = PyDict_GetItemWithError(info.ptr(), one.key.ptr());
+            if (value == nullptr && PyErr_Occurred())
+                throw nb::python_error();
+            if (value != nullptr && !one.place.store(index, value))
+                return std::nullopt;
+            one.told[index] = value != nullptr;
+            found += value != nullptr;
+        }
+        if (found == 0)
+            return info;
+        nb::dict rest;
+        if (found < info.size()) {
+            PyDict_Update(rest.ptr(), info.ptr());
+            for (const Declared &one : declared_)
+                if (one.told[index])
+                    PyDict_DelItem(rest.ptr(), one.key.ptr());
+        }
+        return rest;
+    }
+
     Word *const words; // of its progress
     const std::size_t count;
 
@@ -202,6 +293,12 @@ class Outcomes {
     bool *terminated_;
     bool *truncated_;
     std::optional<Place> place_;
+    struct Declared {
+        nb::object key;
+        Place place;
+        bool *told; // by each environment, in its last step
+    };
+    std::vector<Declared> declared_;
 };
 
 } // namespace memlane

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -73,6 +74,8 @@ class Commands {
             commands_.push_back(nb::cast<Command *>(command));
         if (cores_.size() != commands_.size())
             throw nb::value_error("expected a core for each command");
+        all_.resize(commands_.size());
+        std::iota(all_.begin(), all_.end(), 0);
     }
 
     // To some workers. Whoever is kept on this core comes last: it may take the core at once, and the others would begin
@@ -85,11 +88,13 @@ class Commands {
                 if ((cores_.at(worker) == here) == last)
                     commands_[worker]->give(cell, order);
     }
+    void give_all(std::int64_t cell, std::int64_t order) { give(all_, cell, order); }
 
   private:
     nb::list kept_; // keeps what the pointers point to
     std::vector<Command *> commands_;
     std::vector<int> cores_;
+    std::vector<std::size_t> all_;
 };
 
 class Rounds {
@@ -97,16 +102,16 @@ class Rounds {
     // `asked` and `answered` count the steps of each environment that were sent and that were made. `take_actions` has the
     // actions of all of this worker's environments, `take_action` that of one. `envs` and `due` (which have ended and are
     // to be reset; Python resets those in `owed`) are looked at anew in every round, `infos` is what infos are added to.
-    // `first` is the number of this worker's first environment. `closer`: all infos need a closer look. `resets`: one that
-    // has ended is reset in the place of its next step.
+    // `first` is the number of this worker's first environment. `resets`: one that has ended is reset in the place of its
+    // next step.
     Rounds(nb::object command, nb::object outcomes, nb::list quorums, nb::object asked, nb::object answered,
            nb::callable take_actions, nb::callable take_action, nb::list envs, nb::list due, nb::dict owed, nb::list infos,
-           std::int64_t first, bool closer, bool resets)
+           std::int64_t first, bool resets)
         : kept_{command, outcomes, quorums, asked, answered}, command_(nb::cast<Command *>(command)),
           outcomes_(nb::cast<Outcomes *>(outcomes)), asked_(nb::cast<Words *>(asked)),
           answered_(nb::cast<Words *>(answered)), take_actions_(std::move(take_actions)),
           take_action_(std::move(take_action)), envs_(std::move(envs)), due_(std::move(due)), owed_(std::move(owed)),
-          infos_(std::move(infos)), first_(first), closer_(closer), resets_(resets), begin_(command_->given()), seen_(begin_) {
+          infos_(std::move(infos)), first_(first), resets_(resets), begin_(command_->given()), seen_(begin_) {
         for (nb::handle quorum : quorums)
             quorums_.push_back(nb::cast<Quorum *>(quorum));
         quorum_ = quorums_.at(0);
@@ -274,15 +279,16 @@ class Rounds {
         if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5)
             return false;
         const int over = truth(PyTuple_GET_ITEM(result, 2)), cut = truth(PyTuple_GET_ITEM(result, 3));
-        const nb::handle info = PyTuple_GET_ITEM(result, 4);
         const bool ended = over == 1 || cut == 1;
-        if (over < 0 || cut < 0 || (ended && !resets_) || closer_ || !PyDict_CheckExact(info.ptr()) ||
-            !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), over == 1, cut == 1))
+        if (over < 0 || cut < 0 || (ended && !resets_) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
+            return false;
+        const auto info = outcomes_->put_info(at_, nb::borrow<nb::dict>(PyTuple_GET_ITEM(result, 4)));
+        if (!info || !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), over == 1, cut == 1))
             return false;
         if (ended)
             due_[at_] = nb::bool_(true);
-        if (PyDict_Size(info.ptr()) != 0)
-            infos_.append(nb::make_tuple(first_ + static_cast<std::int64_t>(at_), info));
+        if (info->size() != 0)
+            infos_.append(nb::make_tuple(first_ + static_cast<std::int64_t>(at_), *info));
         return true;
     }
 
@@ -305,7 +311,7 @@ class Rounds {
     nb::dict owed_;
     nb::list infos_;
     std::int64_t first_;
-    bool closer_, resets_;
+    bool resets_;
     std::int64_t begin_, seen_; // values of `go`: before the first command, and of the last
     nb::object actions_;        // of the environments from `actions_from_` on
     std::size_t actions_from_ = 0, at_ = 0, end_ = 0;

@@ -48,25 +48,33 @@ void bind_steps(nb::module_ &m) {
     m.def("pack_floats", &pack_floats, "infos"_a,
           "Infos that all have the same keys and only floats: the keys, their dtypes, the first environment, the floats; or None.");
 
+    nb::class_<Place>(m, "Place", "Where values of a space go. Whoever made it keeps the arrays alive.")
+        .def(nb::init<nb::handle>(), "description"_a)
+        .def("store", [](const Place &place, nb::handle value) { return place.store(0, value); }, "value"_a.none(),
+             "Store a value in the first row if it is plainly right; otherwise False.");
+
     nb::class_<Outcomes>(m, "Outcomes", "What one environment's step leaves, written in one call.")
-        .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t>(),
-             "place"_a.none(), "rewards"_a, "terminated"_a, "truncated"_a, "progress"_a, "count"_a)
-        .def("put", &Outcomes::put_any, "index"_a, "observation"_a, "reward"_a, "terminated"_a, "truncated"_a)
-        .def("put_observation", &Outcomes::put_observation, "index"_a, "observation"_a);
+        .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t, nb::list>(),
+             "place"_a.none(), "rewards"_a, "terminated"_a, "truncated"_a, "progress"_a, "count"_a, "declared"_a)
+        .def("put", &Outcomes::put_any, "index"_a, "observation"_a.none(), "reward"_a.none(), "terminated"_a.none(),
+             "truncated"_a.none())
+        .def("put_observation", &Outcomes::put_observation, "index"_a, "observation"_a.none());
 
     nb::class_<Command>(m, "Command", "What a worker is asked to do.")
         .def(nb::init<nb::object, std::shared_ptr<Mapping>, std::size_t>(), "go"_a, "mapping"_a, "offset"_a)
+        .def_prop_ro("given", &Command::given, "How many commands the worker was given.")
         .def("give", &Command::give, "cell"_a, "order"_a, "Tell the worker.");
 
     nb::class_<Commands>(m, "Commands", "The commands of all workers, given together.")
         .def(nb::init<nb::list, std::vector<int>>(), "commands"_a, "cores"_a)
-        .def("give", &Commands::give, "workers"_a, "cell"_a, "order"_a, "Tell these workers, those on other cores first.");
+        .def("give", &Commands::give, "workers"_a, "cell"_a, "order"_a, "Tell these workers, those on other cores first.")
+        .def("give_all", &Commands::give_all, "cell"_a, "order"_a, "Tell all of them.");
 
     nb::class_<Rounds>(m, "Rounds", "A worker's side of the steps: plain ones are made without Python.")
         .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
-                      nb::list, nb::dict, nb::list, std::int64_t, bool, bool>(),
+                      nb::list, nb::dict, nb::list, std::int64_t, bool>(),
              "command"_a, "outcomes"_a, "quorums"_a, "asked"_a, "answered"_a, "take_actions"_a, "take_action"_a, "envs"_a,
-             "due"_a, "owed"_a, "infos"_a, "first"_a, "closer"_a, "resets"_a)
+             "due"_a, "owed"_a, "infos"_a, "first"_a, "resets"_a)
         .def("next", &Rounds::next, "Wait for the next command that Python has to do something for; its order.")
         .def("start", &Rounds::start, "actions"_a, "All environments are to be stepped; `special` does it.")
         .def("special", &Rounds::special,

@@ -24,6 +24,15 @@ class Words {
     const std::string &label() const { return label_; }
 
     std::int64_t load(std::int64_t index) const { return see(at(index)); }
+    // Of the words `first`, `first + stride` and so on.
+    std::int64_t sum(std::int64_t first, std::int64_t stride) const {
+        if (stride < 1)
+            throw nb::value_error("stride must be 1 or more");
+        std::int64_t total = 0;
+        for (std::int64_t index = first; index < static_cast<std::int64_t>(count_); index += stride)
+            total = wrapping_sum(total, load(index));
+        return total;
+    }
     void store(std::int64_t index, std::int64_t value) { publish(changeable(index), value); }
     std::int64_t add(std::int64_t index, std::int64_t amount) {
         return wrapping_sum(changeable(index).fetch_add(amount, std::memory_order_seq_cst), amount);

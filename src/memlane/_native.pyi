@@ -66,6 +66,8 @@ class Words:
     def store(self, index: int, value: int) -> None: ...
     def add(self, index: int, amount: int) -> int:
         """Add and return the new value."""
+    def sum(self, first: int, stride: int) -> int:
+        """Of every `stride`-th word from `first` on."""
     def add_each(self, indices: NDArray[np.int64], amount: int) -> None: ...
     def compare_and_swap(self, index: int, expected: int, value: int) -> bool: ...
     def unchanged(self, index: int, seen: int) -> bool:
@@ -284,6 +286,13 @@ def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
 def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
     """Infos that all have the same keys and only floats: keys, their dtypes, the first environment, floats; or None."""
 
+class Place:
+    """Where values of a space go. Whoever made it keeps the arrays alive."""
+
+    def __init__(self, description: tuple[Any, ...]) -> None: ...
+    def store(self, value: object) -> bool:
+        """Store a value in the first row if it is plainly right; otherwise False."""
+
 class Outcomes:
     """What one environment's step leaves, written in one call."""
 
@@ -295,6 +304,7 @@ class Outcomes:
         truncated: int,
         progress: int,
         count: int,
+        declared: list[tuple[str, tuple[Any, ...], int]],
     ) -> None: ...
     def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
     def put_observation(self, index: int, observation: object) -> bool: ...
@@ -303,6 +313,9 @@ class Command:
     """What a worker is asked to do."""
 
     def __init__(self, go: Signal, mapping: Mapping, offset: int) -> None: ...
+    @property
+    def given(self) -> int:
+        """How many commands the worker was given."""
     def give(self, cell: int, order: int) -> None:
         """Tell the worker."""
 
@@ -312,6 +325,8 @@ class Commands:
     def __init__(self, commands: list[Command], cores: list[int]) -> None: ...
     def give(self, workers: list[int], cell: int, order: int) -> None:
         """Tell these workers, those on other cores first."""
+    def give_all(self, cell: int, order: int) -> None:
+        """Tell all of them."""
 
 class Rounds:
     """A worker's side of the steps: plain ones are made without Python."""
@@ -330,7 +345,6 @@ class Rounds:
         owed: dict[int, Any],
         infos: list[tuple[int, dict[str, Any]]],
         first: int,
-        closer: bool,
         resets: bool,
     ) -> None: ...
     def next(self) -> int:

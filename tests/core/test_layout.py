@@ -57,6 +57,12 @@ def test_a_view_has_the_dtype_and_the_shape_that_were_asked_for(fields: dict[str
         assert (views[name].dtype, views[name].shape) == (base, shape + inner)
 
 
+def test_a_field_has_numpys_own_dtype_also_when_it_was_given_a_copy() -> None:
+    copied = pickle.loads(pickle.dumps(np.dtype(np.float32)))
+    assert copied is not np.dtype(np.float32)
+    assert Layout({"x": (copied, 3)})["x"].dtype is np.dtype(np.float32)
+
+
 def test_a_view_begins_at_the_base_plus_the_offset_of_its_field() -> None:
     layout = Layout({"a": ("u1", 3), "b": ("u1", 2)})
     memory = bytearray(range(200))

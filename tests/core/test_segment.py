@@ -342,6 +342,18 @@ def test_words_are_added_to_one_by_one_and_only_where_they_are(make: Make) -> No
     assert segment["x"].tolist() == [0, 10, 0, 5]
 
 
+def test_words_of_a_column_are_summed(make: Make) -> None:
+    segment = make(fields={"x": ("int64", (3, 4))})
+    segment["x"][...] = np.arange(12).reshape(3, 4)
+    words = segment.words("x")
+    assert [words.sum(column, 4) for column in range(4)] == [12, 15, 18, 21]
+    assert words.sum(12, 1) == 0
+    with pytest.raises(IndexError, match="no word -1"):
+        words.sum(-1, 4)
+    with pytest.raises(ValueError, match="stride must be 1 or more"):
+        words.sum(0, 0)
+
+
 def test_words_of_a_table_count_flat(make: Make) -> None:
     segment = make(fields={"x": ("int64", (2, 3))})
     words = segment.words("x")

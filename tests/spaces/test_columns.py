@@ -41,6 +41,37 @@ def test_a_batch_is_read_back_as_it_was_written(space: Space[Any]) -> None:
 
 
 @every_space
+def test_a_column_is_filled_wholly_or_not_at_all(space: Space[Any]) -> None:
+    space.seed(2)
+    before, after = (batch_space(space, 5).sample() for _ in range(2))
+    column = plain_column(space, 5, ROOMY)
+    column.write_batch(before)
+    assert same(column.read(), after if column.fill(after) else before)
+
+
+@pytest.mark.parametrize("space", [Box(-1, 1, (2, 3)), Box(0, 255, (4,), np.uint8), Discrete(7), Discrete(7, start=-3)])
+def test_plain_numbers_fill_a_column(space: Space[Any]) -> None:
+    space.seed(2)
+    batch = batch_space(space, 5).sample()
+    column = plain_column(space, 5)
+    assert column.fill(batch)
+    assert same(column.read(), batch)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 1], np.ones(3, np.int64), np.ones((2, 1), np.int64), np.ones(2, np.int32), np.ones(2), np.array([1, 3]),
+     np.array([-1, 1]), np.ones(4, np.int64)[::2], np.ones(2, ">i8"), np.ma.ones(2, np.int64), None],
+    ids=["a list", "too many", "a dimension more", "another dtype", "floats", "too large", "too small", "a slice",
+         "big-endian", "a subclass", "nothing"],
+)  # fmt: skip
+def test_what_is_not_plainly_right_fills_nothing(values: Any) -> None:
+    column = plain_column(Discrete(3), 2)
+    assert not column.fill(values)
+    assert column.read().tolist() == [0, 0]
+
+
+@every_space
 def test_a_batch_can_begin_at_any_row(space: Space[Any]) -> None:
     space.seed(3)
     batch = batch_space(space, 3).sample()

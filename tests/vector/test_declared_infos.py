@@ -98,6 +98,58 @@ def test_an_info_that_does_not_fit_its_declaration_is_an_error(value: Any) -> No
             envs.step([0, 0])
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "int32", "bool"])
+@pytest.mark.parametrize(
+    "value",
+    [1, True, 1.0, np.int64(1), np.int8(1), np.float64(1), np.float32(1), np.bool_(True), np.array(1.0), np.array(1)],
+    ids=lambda value: f"{type(value).__name__}-{getattr(value, 'dtype', '')}",
+)
+def test_a_one_of_any_kind_is_a_one_of_the_declared_dtype(dtype: str, value: Any) -> None:
+    with ours([partial(Speaker, lambda action, steps: {"one": value})], info_spec={"one": (dtype, ())}) as envs:  # noqa: ARG005
+        envs.reset()
+        one = envs.step([0])[4]["one"]
+        assert (one.dtype, one.tolist()) == (np.dtype(dtype), [1])
+
+
+@pytest.mark.parametrize("value", [1e39, np.float64(-1e39)])
+def test_a_declared_float32_that_would_become_infinite_is_an_error(value: float) -> None:
+    with ours([partial(Speaker, lambda action, steps: {"x": value})], info_spec={"x": ("float32", ())}) as envs:  # noqa: ARG005
+        envs.reset()
+        with pytest.raises(ValueError, match=r"info x.*float32"):
+            envs.step([0])
+
+
+def test_declared_infos_that_are_not_finite_are_kept() -> None:
+    said = {"down": -np.inf, "none": np.nan}
+    spec: Any = {"down": ("float32", ()), "none": ("float64", ())}
+    with ours([partial(Speaker, lambda action, steps: said)], info_spec=spec) as envs:  # noqa: ARG005
+        envs.reset()
+        infos = envs.step([0])[4]
+        assert infos["down"].tolist() == [-np.inf]
+        assert np.isnan(infos["none"]).tolist() == [True]
+
+
+class Keeper(Counter):
+    """Has one dict for all its infos."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: dict[str, Any] = {"x": 1.0, "name": "me"}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], self.said
+
+    def keys(self) -> list[str]:
+        return list(self.said)
+
+
+def test_an_environments_own_dict_is_left_as_it_is() -> None:
+    with ours([Keeper] * 2, info_spec=SPEC) as envs:
+        envs.reset()
+        envs.step([0, 0])
+        assert envs.call("keys") == (["x", "name"],) * 2
+
+
 def test_a_declaration_of_objects_is_an_error() -> None:
     with pytest.raises(ValueError):
         AsyncVectorEnv([Counter] * 2, info_spec={"x": ("object", ())})

@@ -90,12 +90,15 @@ def test_whatever_is_right_is_taken_as_in_process(way: Callable[..., Any], say: 
         (lambda _: None, TypeError),
         (lambda _: (ROWS[:4], 1.0, False, {}), ValueError),
         (lambda _: (ROWS[:5], 1.0, False, False, {}), ValueError),
+        (lambda _: (None, 1.0, False, False, {}), ValueError),
         (lambda _: (ROWS[:4], "much", False, False, {}), ValueError),
+        (lambda _: (ROWS[:4], None, False, False, {}), TypeError),
         (lambda _: (ROWS[:4], 1.0, np.zeros(2), False, {}), ValueError),
         (lambda _: 1 / 0, ZeroDivisionError),
     ],
-    ids=["nothing", "four values", "a wrong shape", "a word for a reward", "two flags", "an exception"],
-)
+    ids=["nothing", "four values", "a wrong shape", "no observation", "a word for a reward", "no reward", "two flags",
+         "an exception"],
+)  # fmt: skip
 def test_whatever_is_wrong_is_an_error_of_its_environment(
     way: Callable[..., Any], say: Callable[[int], Any], error: type[Exception]
 ) -> None:

@@ -216,20 +216,24 @@ def _fixed_dtype(name: str, given: DTypeLike) -> tuple[np.dtype[Any], tuple[int,
         )
     if dtype.itemsize == 0:
         raise LayoutError(f"field {name!r} has dtype {given!r} of no size; give a length, as in 'S16' or 'U16'")
-    if dtype.isbuiltin == 2 or not _describable(dtype):
+    described = None if dtype.isbuiltin == 2 else _described(dtype)
+    if described is None:
         raise LayoutError(
             f"field {name!r} has dtype {dtype}, which another process could not recognise by its description; "
             f"store it under a numpy dtype of {dtype.itemsize} bytes and view it"
         )
-    return dtype, inner_shape
+    return described, inner_shape
 
 
-def _describable(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy's description gives the same dtype back. Fields that overlap or lie out of order have none."""
+def _described(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """The dtype as other processes have it, from numpy's description; None if that is not the same, as with fields that
+    overlap or lie out of order. Of a plain dtype it is numpy's one object for it, by which the native side knows it at
+    once; one that was pickled is a copy of that."""
     try:
-        return bool(descr_to_dtype(dtype_to_descr(dtype)) == dtype)
+        described: np.dtype[Any] = descr_to_dtype(dtype_to_descr(dtype))
     except (TypeError, ValueError):
-        return False
+        return None
+    return described if described == dtype else None
 
 
 def _fixed_shape(name: str, given: int | Iterable[int]) -> tuple[int, ...]:

@@ -91,6 +91,11 @@ class Column(ABC):
             raise self._no_row(index)
         return self.load(index, copy)
 
+    def fill(self, values: Any) -> bool:  # noqa: ARG002
+        """Store a value in every row, if ``values`` is plainly right: 0.2 us where ``write_batch`` takes 2. False:
+        nothing was stored, and ``convert_batch`` says what is wrong, if anything is."""
+        return False
+
     # What a kind of column is made of. Rows are not checked here: the outermost column has done so.
 
     @abstractmethod

@@ -37,7 +37,7 @@ from memlane.vector.errors import CallTimeout, WorkerDied
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
 from memlane.vector.slots import store_observations, store_step
-from memlane.vector.steps import SEND, STEP, Plan, Steps, split
+from memlane.vector.steps import Plan, Steps, split
 from memlane.vector.workers import Workers
 
 _CLOSE_SECONDS = 5.0
@@ -311,11 +311,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             ranges = [handle.envs for handle in self._workers.handles]
             self._conductor.tell([("step", singles[envs.start : envs.stop]) for envs in ranges])
         else:
-            count, content = column.convert_batch(actions)
-            self._require_one_each(count)
-            column.store_batch(0, content)
+            if not column.fill(actions):
+                count, content = column.convert_batch(actions)
+                self._require_one_each(count)
+                column.store_batch(0, content)
             self._observations.end()
-            self._conductor.ask(STEP, self._conductor.everybody)
+            self._conductor.step()
         self._state = AsyncState.WAITING_STEP
 
     def _require_one_each(self, actions: int | None) -> None:
@@ -323,7 +324,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"expected actions for {self.num_envs} environments, found {actions}")
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        self._waiting("step_wait", AsyncState.WAITING_STEP)
+        if self._state is not AsyncState.WAITING_STEP or self.closed or self._conductor.broken:
+            self._waiting("step_wait", AsyncState.WAITING_STEP)
         infos, _ = self._gather("step_wait", timeout)
         steps = self._steps
         return self._batch(), steps.rewards.copy(), steps.terminated.copy(), steps.truncated.copy(), infos
@@ -370,7 +372,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column.store_rows(ids, content)
         self._steps.asked.add_each(ids, 1)
         self._sent.update(ids.tolist())
-        self._conductor.ask(SEND, Counter(self._workers.of_env[ids].tolist()))
+        self._conductor.send(Counter(self._workers.of_env[ids].tolist()))
         self._state = AsyncState.WAITING_RECV
 
     def recv(
@@ -595,10 +597,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """What was declared in ``info_spec``, as the columns that messages have."""
         found: columns.Columns = {}
         for key, (column, told) in self._steps.infos.items():
-            values, here = column.rows, np.flatnonzero(told)
-            if len(here):
-                envs = columns.in_order(here.tolist())
-                found[key] = columns.Column(envs, "numbers" if values.ndim == 1 else "arrays", values[here])
+            kind: columns.Kind = "numbers" if column.rows.ndim == 1 else "arrays"
+            here = np.flatnonzero(told)
+            if len(here) == self.num_envs:
+                found[key] = columns.Column(range(self.num_envs), kind, column.rows)  # to be copied by whoever merges
+            elif len(here):
+                found[key] = columns.Column(columns.in_order(here.tolist()), kind, column.rows[here])
         return [found] if found else []
 
     # --------------------------------------------------------------------------------------------------------- closing

@@ -33,6 +33,7 @@ class Observations:
         self._segment = segment
         self._copy = copy
         self._lease: Lease | None = None
+        self._rows = column.rows if column is not None and copy else None
         self._view: Column | None = None
         if space is not None and not copy and not debug_mode():
             self._view = part_column("observation", space, {name: read_only(array) for name, array in fields.items()})
@@ -44,6 +45,8 @@ class Observations:
 
     def batch(self) -> Any:
         """All rows."""
+        if self._rows is not None:
+            return self._rows.copy()
         assert self.column is not None
         if self._copy or self._space is None:
             return self.column.read(copy=self._copy)

@@ -29,6 +29,10 @@ class Outcomes:
         self._column = steps.observations
         # The native side has addresses only: what lies there is kept alive here.
         self._place = None if self._column is None else _place(self._column, mine)
+        self._declared = {
+            key: (("number" if column.rows.ndim == 1 else "array", column.rows[mine]), told[mine])
+            for key, (column, told) in steps.infos.items()
+        }
         self.native = _native.Outcomes(
             self._place,
             address(self._rewards),
@@ -36,12 +40,15 @@ class Outcomes:
             address(self._truncated),
             address(self._progress),
             len(self._rewards),
+            [(key, place, address(told)) for key, (place, told) in self._declared.items()],
         )
 
     def put(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
         if self.native.put(index, observation, reward, terminated, truncated):
             return
         self.put_observation(index, observation)
+        if reward is None:  # numpy makes NaN of it
+            raise TypeError("a reward must be a number, found None")
         self._rewards[index] = reward
         self._terminated[index] = bool(terminated)
         self._truncated[index] = bool(truncated)

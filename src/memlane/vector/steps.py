@@ -100,6 +100,7 @@ class Steps:
         commands = base + segment.layout["command"].offset
         self.commands = [_native.Command(go, mapping, commands + w * 8 * _LINE) for w, go in enumerate(self.go)]
         self.progress = segment["progress"]
+        self._progress = segment.words("progress")
         self.asked = segment.words("asked")
         self.answered = segment.words("answered")
         self.rewards = segment["rewards"]
@@ -116,6 +117,11 @@ class Steps:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Steps, (self.segment, self.plan))
+
+    @property
+    def told(self) -> int:
+        """How many messages all workers have announced."""
+        return self._progress.sum(TOLD, _LINE)
 
     def close(self) -> None:
         self.segment.close()

@@ -132,7 +132,7 @@ _ENDED = (
 
 class Worker:
     """The loop and what it needs from command to command. Steps are made by ``rounds``, in native code; what it leaves
-    to Python is what is not plain: exceptions, ends of episodes in most modes, declared infos, messages."""
+    to Python is what is not plain: exceptions, ends of episodes in most modes, messages."""
 
     def __init__(
         self,
@@ -179,7 +179,6 @@ class Worker:
             self.owed,
             self.infos,
             self.first,
-            closer=bool(self.declared),
             resets=self.mode is AutoresetMode.NEXT_STEP,
         )
 

@@ -69,10 +69,8 @@ class Handle:
     steps: Steps | None = None
     _command: _native.Command = field(init=False)
     _progress: NDArray[np.int64] = field(init=False)
-    message: tuple[Any, ...] | None = None
-    """What was last sent to it, unless that was a step."""
-    asked: int = 0
-    """Commands."""
+    _given_before: int = 0
+    """Commands that the worker in whose place this one came was given."""
     heard: int = 0
     """Messages."""
     seeds: list[Any] = field(default_factory=list)
@@ -89,7 +87,7 @@ class Handle:
         self.peer = WorkerPeer(known.pid, known.start, self)
         self.channel = Channel(ours)
         self.channel.watch(self.peer)
-        self.asked = self.heard = 0
+        self.heard = 0
         self.seeds = [None] * len(self.envs)
 
     def introduction(self) -> Ready:
@@ -104,6 +102,7 @@ class Handle:
         """Give the worker its rows."""
         self.steps = steps
         self._command = steps.commands[self.worker]
+        self._given_before = self._command.given
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
         self.send(steps)
@@ -116,13 +115,12 @@ class Handle:
         return cloudpickle.loads(self.channel.receive(timeout))
 
     def ask(self, command: int, cell: int) -> None:
-        self.asked += 1
         self._command.give(cell, command)
 
     @property
     def pending(self) -> bool:
         """Whether it has something to do still."""
-        return bool(self._progress[FINISHED] != self.asked)
+        return bool(self._progress[FINISHED] != self._command.given - self._given_before)
 
     @property
     def silent(self) -> bool:
