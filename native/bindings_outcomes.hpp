@@ -63,9 +63,9 @@ struct Place {
             if (PlainArray array; PlainArray::see(description[1].ptr(), array))
                 dtype = nb::borrow(array.dtype);
             const Buffer buffer(description[1], true);
-            if (!buffer.held)
-                throw nb::buffer_error("rows must be an array in one piece that can be written");
             const Py_buffer &view = buffer.view;
+            if (!buffer.held || view.ndim < 1 || view.shape[0] < 1)
+                throw nb::buffer_error("rows must be an array in one piece that can be written");
             if (bounded && view.itemsize != sizeof(std::int64_t))
                 throw nb::buffer_error("rows for whole numbers must be of 8 bytes each");
             rows = static_cast<std::byte *>(view.buf);
@@ -179,10 +179,12 @@ struct Place {
         PlainArray array;
         if (!PlainArray::see(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
             return false;
-        const std::span numbers(reinterpret_cast<const std::int64_t *>(array.data), row_bytes / sizeof(std::int64_t));
         bool within = true; // without a branch that would leave the loop early: it is done on several at a time
-        for (const std::int64_t number : numbers)
+        for (std::size_t at = 0; at < row_bytes; at += sizeof(std::int64_t)) {
+            std::int64_t number;
+            std::memcpy(&number, array.data + at, sizeof number); // an array may begin at any byte
             within &= number >= low && number <= high;
+        }
         if (within)
             std::memcpy(rows + index * row_bytes, array.data, row_bytes);
         return within;
@@ -256,11 +258,15 @@ class Outcomes {
 
     // What of an info is declared is written; what is left of it is returned. Nothing: look closer, in Python.
     std::optional<nb::dict> put_info(std::size_t index, nb::dict info) {
+        if (!place_) // Python writes the observation, and the rest with it
+            return std::nullopt;
         std::size_t found = 0;
         for (const Declared &one : declared_) {
             PyObject *const value = PyDict_GetItemWithError(info.ptr(), one.key.ptr());
-            if (value == nullptr && PyErr_Occurred())
-                throw nb::python_error();
+            if (value == nullptr && PyErr_Occurred()) {
+                PyErr_Clear();
+                return std::nullopt;
+            }
             if (value != nullptr && !one.place.store(index, value))
                 return std::nullopt;
             one.told[index] = value != nullptr;

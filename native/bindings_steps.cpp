@@ -62,7 +62,7 @@ void bind_steps(nb::module_ &m) {
 
     nb::class_<Command>(m, "Command", "What a worker is asked to do.")
         .def(nb::init<nb::object, std::shared_ptr<Mapping>, std::size_t>(), "go"_a, "mapping"_a, "offset"_a)
-        .def_prop_ro("given", &Command::given, "How many commands the worker was given.")
+        .def_prop_ro("given", &Command::given, "How many commands were given to those who have had this place.")
         .def("give", &Command::give, "cell"_a, "order"_a, "Tell the worker.");
 
     nb::class_<Commands>(m, "Commands", "The commands of all workers, given together.")

@@ -23,8 +23,8 @@ constexpr std::int64_t yield_contended_ns = 5'000;
 // A yield that finds nobody else returns faster than this.
 constexpr std::int64_t yield_alone_ns = 1'000;
 
-// The longest spin after a yield in which somebody else ran.
-constexpr std::int64_t patience_ns = 1'000'000;
+// Somebody who has run for more than so many limits while we yielded has not given the core back, but had it taken away.
+constexpr std::int64_t limits_per_turn = 20;
 
 // Every so many waits one spins for the whole limit, whatever was learnt. Two that wait for each other and both sleep
 // make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
@@ -88,11 +88,12 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
         now = now_ns();
         shares_core_ = now - begin > yield_alone_ns;
         if (now - begin > yield_contended_ns) {
-            // Somebody ran and has given the core back. If it is one of several that we wait for, the others will be done
-            // in about the same time, and to sleep now would cost a wake-up from another core: where one of two workers
-            // with 32 CartPoles each was later than the one on this core, that took 40 us, and takes 9 with this. If it
-            // is anybody else, the next yield shows it.
-            budget_ns = std::min(now - begin, patience_ns);
+            // If it was one of several that we wait for, the others will be done in about the same time, and to sleep now
+            // would cost a wake-up from another core: where one of two workers with 32 CartPoles each was later than
+            // the one on this core, that took 40 us, and takes 9 with this. If it was anybody else, the next yield
+            // shows it.
+            contended = now - begin > limits_per_turn * limit_ns_;
+            budget_ns = now - begin;
             begin = now;
         }
     }

@@ -33,7 +33,8 @@ inline constexpr std::int64_t slice_ns = 100'000'000;
 
 // How long a waiter spins before it sleeps. Belongs to one waiting thread, not to the shared cell: it learns from its
 // own waits. A wait that ends while spinning earns a longer spin the next time, one that spins in vain a shorter one,
-// one that finds others queueing for its core sleeps at once, and one whose peer runs when it yields yields first.
+// one that finds others queueing for its core sleeps at once, and one whose peer runs when it yields yields first, and may
+// spin for as long as that took.
 class Spin {
   public:
     explicit Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns) {}

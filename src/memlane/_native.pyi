@@ -315,7 +315,7 @@ class Command:
     def __init__(self, go: Signal, mapping: Mapping, offset: int) -> None: ...
     @property
     def given(self) -> int:
-        """How many commands the worker was given."""
+        """How many commands were given to those who have had this place."""
     def give(self, cell: int, order: int) -> None:
         """Tell the worker."""
 

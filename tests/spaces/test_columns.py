@@ -71,6 +71,21 @@ def test_what_is_not_plainly_right_fills_nothing(values: Any) -> None:
     assert column.read().tolist() == [0, 0]
 
 
+def test_numbers_that_begin_at_any_byte_fill_a_column() -> None:
+    column = plain_column(Discrete(300), 2)
+    values = np.frombuffer(b"\0" + np.array([7, 299]).tobytes(), np.int64, offset=1)
+    assert not values.flags.aligned
+    assert column.fill(values)
+    assert column.read().tolist() == [7, 299]
+
+
+@pytest.mark.parametrize("rows", [np.zeros(4, np.int64)[::2], np.frombuffer(bytes(16), np.int64)])
+def test_rows_that_cannot_be_written_in_one_piece_are_not_filled(rows: Any) -> None:
+    column = column_of(Discrete(3), {"value": rows})
+    assert not column.fill(np.ones(2, np.int64))
+    assert column.read().tolist() == [0, 0]
+
+
 @every_space
 def test_a_batch_can_begin_at_any_row(space: Space[Any]) -> None:
     space.seed(3)

@@ -16,7 +16,7 @@ from typing import Any
 import healing_envs
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from healing_envs import (
     EXIT,
     INVALID,
@@ -182,12 +182,103 @@ def test_a_death_while_idle_is_raised_by_the_next_call(then: str) -> None:
         died(envs, lambda: DURING[then](envs, PLAIN))
 
 
-def test_a_death_is_logged_once() -> None:
-    with vector() as envs:
+@pytest.mark.parametrize("step_timeout", [None, 10.0])
+def test_a_death_is_logged_once(step_timeout: float | None) -> None:
+    with vector(step_timeout=step_timeout) as envs:
         envs.reset()
         with pytest.warns(UserWarning, match="ERROR") as told, pytest.raises(WorkerDied):
             envs.step(actions(e2=KILL))
         assert len([one for one in told if "worker 1" in str(one.message)]) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupts
+
+
+class Interrupted:
+    """Ctrl-C comes when the commands have just been given."""
+
+    def __init__(self, commands: Any) -> None:
+        self.commands = commands
+
+    def give_all(self, cell: int, order: int) -> None:
+        self.commands.give_all(cell, order)
+        raise KeyboardInterrupt
+
+    def give(self, workers: list[int], cell: int, order: int) -> None:
+        self.commands.give(workers, cell, order)
+        raise KeyboardInterrupt
+
+    @staticmethod
+    def raised(*_: object) -> None:
+        raise KeyboardInterrupt
+
+
+def interrupt(envs: AsyncVectorEnv, call: Callable[[], object], at: str = "_commands") -> None:
+    """Let Ctrl-C come in the middle of a call."""
+    conductor = envs._conductor
+    real = getattr(conductor, at)
+    setattr(conductor, at, Interrupted(real) if at == "_commands" else Interrupted.raised)
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    setattr(conductor, at, real)
+
+
+def test_a_step_that_was_interrupted_can_be_waited_for() -> None:
+    with vector() as envs:
+        envs.reset()
+        interrupt(envs, lambda: envs.step(actions(e2=NAP)))
+        with pytest.raises(AlreadyPendingCallError):
+            envs.step(actions())
+        assert envs.step_wait()[0][:, 2].tolist() == [1] * 4
+        assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
+
+
+def test_a_step_that_was_interrupted_before_its_command_can_be_made_again() -> None:
+    with vector() as envs:
+        envs.reset()
+        interrupt(envs, lambda: envs.step(actions()), at="step")
+        assert envs.step(actions())[0][:, 2].tolist() == [1] * 4
+
+
+def test_a_call_that_was_interrupted_between_two_workers_breaks_the_environments() -> None:
+    with vector() as envs:
+        envs.reset()
+        last = envs._workers.handles[-1]
+        ask, last.ask = last.ask, Interrupted.raised  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            envs.call("pid")
+        last.ask = ask  # type: ignore[method-assign]
+        with pytest.raises(ClosedEnvironmentError, match="Ctrl-C"):
+            envs.step(actions())
+
+
+def test_what_was_sent_when_the_send_was_interrupted_is_received() -> None:
+    with vector() as envs:
+        envs.reset()
+        interrupt(envs, lambda: envs.send(actions(e2=NAP)))
+        assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
+        assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
+
+
+def test_what_was_sent_when_the_send_was_interrupted_before_its_command_is_received() -> None:
+    with vector() as envs:
+        envs.reset()
+        interrupt(envs, lambda: envs.send(actions(e2=NAP)), at="send")
+        assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
+        assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
+
+
+def test_a_restart_that_was_interrupted_is_made_by_the_next_wait() -> None:
+    with vector(on_error="restart") as envs:
+        envs.reset()
+        before = envs.call("pid")
+        os.kill(before[2], signal.SIGKILL)
+        envs.call_async("pid")
+        interrupt(envs, envs.call_wait, at="_count_restart")
+        after = envs.call_wait()
+        assert after[:2] == before[:2]
+        assert after[2] == after[3] != before[2]
+        assert envs.restarts == 1
 
 
 # -------------------------------------------------------------------------------------- on_error="raise": exceptions

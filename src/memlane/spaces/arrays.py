@@ -34,6 +34,8 @@ class ArrayColumn(Column):
 
     def fill(self, values: Any) -> bool:
         if self._all is None:
+            if not (self.rows.flags.c_contiguous and self.rows.flags.writeable):
+                return False
             self._all = _native.Place(self._description(self.rows[np.newaxis]))
         return self._all.store(values)
 

@@ -283,11 +283,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._observations.end()
         handles = self._workers.handles
         which = [[(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]] for handle in handles]
-        self._conductor.tell([("reset", some, options) for some in which])
+        self._give(AsyncState.WAITING_RESET, self._conductor.tell, [("reset", some, options) for some in which])
         for handle, some in zip(handles, which, strict=True):
             for k, env_seed in some:
                 handle.seeds[k] = env_seed
-        self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         self._waiting("reset_wait", AsyncState.WAITING_RESET)
@@ -309,15 +308,15 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._require_one_each(len(singles))
             self._observations.end()
             ranges = [handle.envs for handle in self._workers.handles]
-            self._conductor.tell([("step", singles[envs.start : envs.stop]) for envs in ranges])
+            messages = [("step", singles[envs.start : envs.stop]) for envs in ranges]
+            self._give(AsyncState.WAITING_STEP, self._conductor.tell, messages)
         else:
             if not column.fill(actions):
                 count, content = column.convert_batch(actions)
                 self._require_one_each(count)
                 column.store_batch(0, content)
             self._observations.end()
-            self._conductor.step()
-        self._state = AsyncState.WAITING_STEP
+            self._give(AsyncState.WAITING_STEP, self._conductor.step)
 
     def _require_one_each(self, actions: int | None) -> None:
         if actions != self.num_envs:
@@ -370,10 +369,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
         column.store_rows(ids, content)
+        arrivals = Counter(self._workers.of_env[ids].tolist())
         self._steps.asked.add_each(ids, 1)
         self._sent.update(ids.tolist())
-        self._conductor.send(Counter(self._workers.of_env[ids].tolist()))
-        self._state = AsyncState.WAITING_RECV
+        self._state = AsyncState.WAITING_RECV  # whoever is interrupted now may still `recv`
+        self._conductor.send(arrivals)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
@@ -458,8 +458,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         self._begin("call_async")
-        self._conductor.tell([("call", name, args, kwargs)] * self.num_workers)
-        self._state = AsyncState.WAITING_CALL
+        messages = [("call", name, args, kwargs)] * self.num_workers
+        self._give(AsyncState.WAITING_CALL, self._conductor.tell, messages)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         self._waiting("call_wait", AsyncState.WAITING_CALL)
@@ -473,8 +473,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
         ranges = [handle.envs for handle in self._workers.handles]
         here = [[env - envs.start for env in ids if env in envs] for envs in ranges]
-        self._conductor.tell([("apply", function, which) for which in here])
-        self._state = AsyncState.WAITING_CALL
+        self._give(AsyncState.WAITING_CALL, self._conductor.tell, [("apply", function, which) for which in here])
         _, results = self._gather("apply", None)
         answered: dict[int, Any] = {}
         for handle in self._workers.handles:
@@ -495,8 +494,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             )
         self._begin("set_attr")
         ranges = [handle.envs for handle in self._workers.handles]
-        self._conductor.tell([("set_attr", name, list(values[envs.start : envs.stop])) for envs in ranges])
-        self._state = AsyncState.WAITING_CALL
+        messages = [("set_attr", name, list(values[envs.start : envs.stop])) for envs in ranges]
+        self._give(AsyncState.WAITING_CALL, self._conductor.tell, messages)
         self._gather("set_attr", None)
 
     def render(self) -> tuple[Any, ...] | None:
@@ -528,6 +527,16 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 f"Calling `{caller}` while waiting for a pending call to `{self._state.value}` to complete.",
                 self._state.value,
             )
+
+    def _give(self, state: AsyncState, give: Callable[..., None], *arguments: Any) -> None:
+        """Give a command, and be waiting for it: also if Ctrl-C comes when it has just been given."""
+        self._state = state
+        try:
+            give(*arguments)
+        except BaseException:
+            if not self._conductor.pending:
+                self._state = AsyncState.DEFAULT
+            raise
 
     def _waiting(self, caller: str, state: AsyncState) -> None:
         self._running()

@@ -73,26 +73,36 @@ class Conductor:
 
     def step(self) -> None:
         """All environments make a step."""
+        self._messages.clear()  # what came before is over
+        self._due += self.steps.plan.num_envs  # before it is given: Ctrl-C may come with the return of that call
         self._commands.give_all(self._cell, STEP)
-        self._messages.clear()
-        self._due += self.steps.plan.num_envs
 
     def send(self, arrivals: Mapping[int, int]) -> None:
         """Those that are ``asked`` make a step; each of these workers has so many of them."""
-        self._commands.give(list(arrivals), self._cell, SEND)
-        self._messages.clear()  # what came before is over, also for those that are not asked now
-        self._due += sum(arrivals.values())
+        workers, due = list(arrivals), sum(arrivals.values())
+        self._messages.clear()  # also for those that are not asked now
+        self._due += due
+        self._commands.give(workers, self._cell, SEND)
 
     def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
         """A command that is a message, to each worker."""
         pickled = [for_worker(message) for message in messages]  # all of them before any is sent: one may refuse
-        for handle, message, content in zip(self.handles, messages, pickled, strict=True):
-            self._messages[handle.worker] = message
-            handle.ask(MESSAGE, self._cell)
-            # To one that is dead: its death is found, and told, by whoever waits for the answer.
-            with contextlib.suppress(WorkerDied):
-                handle.channel.send(content, self.step_timeout)
-            self._due += len(handle.envs)
+        try:
+            for handle, message, content in zip(self.handles, messages, pickled, strict=True):
+                self._messages[handle.worker] = message
+                handle.ask(MESSAGE, self._cell)
+                # To one that is dead: its death is found, and told, by whoever waits for the answer.
+                with contextlib.suppress(WorkerDied):
+                    handle.channel.send(content, self.step_timeout)
+                self._due += len(handle.envs)
+        except KeyboardInterrupt:
+            self.broken = "Ctrl-C came when some of the workers had been told something, and others had not"
+            raise
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was asked that is not done."""
+        return self._uneven or self.quorum.arrived < self._due
 
     # ----------------------------------------------------------------------------------------------------- waiting
 
@@ -117,8 +127,13 @@ class Conductor:
 
     def wait_for_more(self, seen: int, more: int, deadline: float | None) -> None:
         """Wait until ``more`` environments have arrived since the count was ``seen``, or a worker was replaced."""
+        busy = [handle for handle in self.handles if handle.pending]
+        if not busy and self.quorum.arrived == seen:  # Ctrl-C came when a step was asked for and before the command
+            self._uneven = True
+            self._commands.give_all(self._cell, SEND)
+            busy = self.handles
         try:
-            self._arrive(seen + more, deadline, Peers([handle for handle in self.handles if handle.pending]))
+            self._arrive(seen + more, deadline, Peers(busy))
         except WorkerDied as death:
             self.heal(death)
 
@@ -187,10 +202,11 @@ class Conductor:
     def hear(self, handles: list[Handle], deadline: float | None) -> None:
         """Read the messages that workers have announced."""
         unreadable: Exception | None = None
+        heard = False
         for handle in handles:
             while not handle.silent:
                 content = self._hear(handle, deadline)
-                self._heard += 1
+                heard = True
                 try:
                     message = Message.read(content)
                 except Exception as error:  # all the others are read first: nothing is left over for the next call
@@ -199,6 +215,8 @@ class Conductor:
                 self.heard.setdefault(handle.worker, []).append(message)
                 for cause in message.remade:
                     self._count_restart(cause)
+        if heard:
+            self._heard = sum(handle.heard for handle in self.handles)
         if unreadable is not None:
             self.heard.clear()
             unreadable.add_note("while this process unpickled what a worker had returned")
@@ -231,11 +249,12 @@ class Conductor:
         """A worker is dead: raise that, or put another in its place."""
         handle = self.handles[death.worker]
         if self.on_error == "raise":
-            logger.error("%s", str(death))
+            if self.broken is None:
+                logger.error("%s", str(death))
             self.broken = str(death)
             raise death
         self._uneven = True
-        message = self._messages.pop(handle.worker, None)
+        message = self._messages.get(handle.worker)
         while True:
             self._count_restart(str(death), death)
             try:
@@ -267,6 +286,7 @@ class Conductor:
                 handle.seeds[k] = seed
         if stepping:
             message = None  # made good by the truncation
+            self._messages.pop(handle.worker, None)
         for env in handle.envs:
             self.steps.answered.store(env, self.steps.asked.load(env))
         if message is not None:

@@ -58,7 +58,7 @@ class WorkerPeer(Peer):
 
 @dataclass(eq=False)
 class Handle:
-    """One worker: its process, its channel, and what has been asked of it."""
+    """One worker: its process, its channel, and how far it is with its commands."""
 
     worker: int
     envs: range
@@ -70,7 +70,7 @@ class Handle:
     _command: _native.Command = field(init=False)
     _progress: NDArray[np.int64] = field(init=False)
     _given_before: int = 0
-    """Commands that the worker in whose place this one came was given."""
+    """Commands to those in whose place this one came."""
     heard: int = 0
     """Messages."""
     seeds: list[Any] = field(default_factory=list)
