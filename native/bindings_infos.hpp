@@ -1,5 +1,5 @@
 // Infos of a worker's environments in one piece, where they are the plain case: the same keys for all, and nothing but
-// floats. MuJoCo's environments tell four in every step: for 32 of them this takes 3 us, where columns made and pickled in
+// floats. MuJoCo's environments tell four in every step: for 32 of them this takes 3 us, where entries made and pickled in
 // Python take 37, and more than twice that with cold caches.
 #pragma once
 

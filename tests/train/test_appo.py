@@ -27,7 +27,7 @@ from memlane.core import Layout
 from memlane.ipc.collector_error import CollectorError
 from memlane.ipc.protocols import CollectorLost
 from memlane.spaces.paths import step
-from memlane.train.appo import APPO, APPOConfig, Batch, Learner, Trip, batch_of, ppo_losses, slot_fields
+from memlane.train.appo import APPO, APPOConfig, Rollouts, Learner, Trip, rollouts_of, ppo_losses, slot_fields
 from memlane.train.networks import ActorCritic, NetworkConfig
 from memlane.train.run import Metrics, Run
 
@@ -168,7 +168,7 @@ def test_the_memory_in_a_rollout_is_that_of_its_first_step() -> None:
     """The learner's sequence from there gives the probabilities that the collector had, over two rollouts."""
     trip = trip_of(vector_env(*TWO), lstm=5)
     for slot in (filled(trip, 3), filled(trip, 3)):
-        batch = batch_of([slot], "cpu")  # type: ignore[list-item]
+        batch = rollouts_of([slot], "cpu")  # type: ignore[list-item]
         features = trip.policy.sequence(batch.observations, batch.begins, batch.state)
         found = trip.policy.actions.log_prob(trip.policy.policy(features[:-1]), batch.actions)
         torch.testing.assert_close(found.detach(), batch.log_probs)
@@ -228,10 +228,10 @@ def learner_of(env: Any, **config: Any) -> Learner:
     return Learner(env.single_observation_space, env.single_action_space, APPOConfig(network=network, **config))
 
 
-def batch_from(learner: Learner, env: Any, steps: int, rollouts: int = 1) -> Batch:
+def batch_from(learner: Learner, env: Any, steps: int, rollouts: int = 1) -> Rollouts:
     trip = Trip(env, learner.policy)
     trip.begin(1)
-    return batch_of([filled(trip, steps) for _ in range(rollouts)], "cpu")  # type: ignore[misc]
+    return rollouts_of([filled(trip, steps) for _ in range(rollouts)], "cpu")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("lag", [0, 1], ids=["gae", "v-trace"])
@@ -267,7 +267,7 @@ def test_rollouts_stand_side_by_side_in_a_batch() -> None:
     trip = Trip(env, learner.policy)
     trip.begin(1)
     slots = [filled(trip, 3), filled(trip, 3)]
-    batch = batch_of(slots, "cpu")  # type: ignore[arg-type]
+    batch = rollouts_of(slots, "cpu")  # type: ignore[arg-type]
     assert batch.rewards.shape == (3, 4)
     assert torch.equal(batch.rewards[:, 2:], torch.from_numpy(slots[1]["rewards"]))
 
@@ -278,7 +278,7 @@ def test_a_batch_is_a_copy_of_its_rollouts() -> None:
     trip = Trip(env, learner.policy)
     trip.begin(1)
     slot = filled(trip, 3)
-    batch = batch_of([slot], "cpu")  # type: ignore[list-item]
+    batch = rollouts_of([slot], "cpu")  # type: ignore[list-item]
     before = batch.rewards.clone()
     slot["rewards"][...] = -1
     assert torch.equal(batch.rewards, before)

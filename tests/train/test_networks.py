@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_picture, masked, parts_of
+from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_picture, masked, leaves_of
 
 VECTOR = Box(-1, 1, (3,), np.float32)
 PIXELS = Box(0, 255, (2, 40, 44), np.uint8)
@@ -32,7 +32,7 @@ def one_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
 
     return {
         name: torch.from_numpy(np.array(find(sample, name) if isinstance(sample, dict) else sample))
-        for name in parts_of(space)
+        for name in leaves_of(space)
     }
 
 
@@ -135,7 +135,7 @@ def test_vectors_are_put_one_after_the_other() -> None:
 
 def test_a_choice_is_a_one_among_zeros() -> None:
     space = Discrete(3, start=5)
-    (name,) = parts_of(space)
+    (name,) = leaves_of(space)
     found = Encoder(space, normalize=False)({name: torch.tensor([5, 7, 6])})
     assert found.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
 
@@ -146,7 +146,7 @@ def test_pixels_are_not_normalised() -> None:
 
 def test_pixels_are_seen_by_their_brightness() -> None:
     encoder = Encoder(PIXELS, normalize=True)
-    (name,) = parts_of(PIXELS)
+    (name,) = leaves_of(PIXELS)
     (pictures,) = encoder.pictures.values()
     bright = torch.full((1, 2, 40, 44), 255, dtype=torch.uint8)
     torch.testing.assert_close(encoder({name: bright}), pictures.last(pictures.layers(torch.ones(1, 2, 40, 44))))  # type: ignore[operator, union-attr]
@@ -180,7 +180,7 @@ def recurrent() -> ActorCritic:
 
 
 def test_a_sequence_is_what_steps_make_one_by_one(recurrent: ActorCritic) -> None:
-    (name,) = parts_of(VECTOR)
+    (name,) = leaves_of(VECTOR)
     observations = torch.randn(7, 4, 3)
     begins = torch.rand(7, 4) < 0.3
     state = recurrent.no_state(4)
@@ -196,7 +196,7 @@ def test_a_sequence_is_what_steps_make_one_by_one(recurrent: ActorCritic) -> Non
 
 
 def test_an_episode_that_begins_knows_nothing_of_the_one_before(recurrent: ActorCritic) -> None:
-    (name,) = parts_of(VECTOR)
+    (name,) = leaves_of(VECTOR)
     observations = torch.randn(2, 1, 3)
     begins = torch.tensor([[False], [True]])
     found = recurrent.sequence({name: observations}, begins, recurrent.no_state(1))
@@ -205,7 +205,7 @@ def test_an_episode_that_begins_knows_nothing_of_the_one_before(recurrent: Actor
 
 
 def test_an_episode_that_goes_on_remembers(recurrent: ActorCritic) -> None:
-    (name,) = parts_of(VECTOR)
+    (name,) = leaves_of(VECTOR)
     observations = torch.randn(2, 1, 3)
     begins = torch.tensor([[True], [False]])
     found = recurrent.sequence({name: observations}, begins, recurrent.no_state(1))
@@ -214,7 +214,7 @@ def test_an_episode_that_goes_on_remembers(recurrent: ActorCritic) -> None:
 
 
 def test_one_environment_does_not_see_the_memory_of_another(recurrent: ActorCritic) -> None:
-    (name,) = parts_of(VECTOR)
+    (name,) = leaves_of(VECTOR)
     observations = torch.randn(5, 3, 3)
     begins = torch.rand(5, 3) < 0.3
     together = recurrent.sequence({name: observations}, begins, recurrent.no_state(3))

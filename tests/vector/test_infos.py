@@ -1,4 +1,4 @@
-"""pack, merge and unpack: infos as columns, and as Gymnasium's dict of arrays with masks."""
+"""pack, merge and unpack: infos as entries, and as Gymnasium's dict of arrays with masks."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def test_an_environment_that_says_nothing_is_masked() -> None:
     [(1, 1.75, "float64"), (True, 2, "int64"), (np.uint8(1), 300, "int64"), (np.float32(0.5), 0.1, "float64")],
     ids=str,
 )
-def test_a_column_has_the_dtype_that_holds_all_its_values(one: Any, two: Any, dtype: str, bounds: list[int]) -> None:
-    column = our_infos([{"x": one}, {"x": two}], bounds)["x"]
-    assert column.dtype == dtype
-    assert column.tolist() == [one, two]
+def test_an_entry_has_the_dtype_that_holds_all_its_values(one: Any, two: Any, dtype: str, bounds: list[int]) -> None:
+    entry = our_infos([{"x": one}, {"x": two}], bounds)["x"]
+    assert entry.dtype == dtype
+    assert entry.tolist() == [one, two]
 
 
 @pytest.mark.parametrize("bounds", [[], [1]], ids=["one worker", "two workers"])
@@ -123,7 +123,7 @@ def test_what_was_packed_is_unpacked_for_each_environment(infos: Any) -> None:
     st.integers(0, 5),
     st.sampled_from([float, np.float64, np.float32]),
 )
-def test_floats_in_one_piece_are_the_columns_that_pack_makes(rows: Any, first: int, kind: Any) -> None:
+def test_floats_in_one_piece_are_the_entries_that_pack_makes(rows: Any, first: int, kind: Any) -> None:
     infos = [(env, dict(zip(keys, map(kind, row), strict=True))) for env, (keys, row) in enumerate(rows, first)]
     packed = pack_floats(infos)
     assert packed is not None
@@ -154,7 +154,7 @@ def test_whatever_is_not_floats_under_the_same_keys_is_left_to_pack(infos: Any) 
     assert pack_floats(infos) is None
 
 
-def test_float32_beside_floats_is_a_column_of_the_wider() -> None:
+def test_float32_beside_floats_is_an_entry_of_the_wider() -> None:
     packed = pack_floats([(0, {"a": np.float32(0.1)}), (1, {"a": 0.1})])
     assert packed is not None
     assert of_floats(*packed)["a"].values.tolist() == [float(np.float32(0.1)), 0.1]

@@ -13,7 +13,7 @@ from memlane import _native
 from memlane.core.layout import FieldSpec
 from memlane.spaces.capacity import Capacities, split
 from memlane.spaces.casting import as_array, cast
-from memlane.spaces.column import Batch, Column, Rows, column_of, fields_of, find
+from memlane.spaces.column import Checked, Column, Rows, column_of, fields_of, find
 from memlane.spaces.paths import BARE
 
 # A string, because these classes are not generic in every version of Gymnasium.
@@ -68,13 +68,13 @@ class ArrayColumn(Column):
         row = self.rows[index, ...]  # an array also if the shape is ()
         return row.copy() if copy else row
 
-    def convert_batch(self, values: Any) -> Batch:
+    def convert_batch(self, values: Any) -> Checked:
         array = as_array(values, self.path, ("count", *self._shape), self._dtype)
         if array.shape[1:] != self._shape or not array.ndim:
             if not array.size and array.ndim == 1:  # an empty list cannot show the shape of what is not in it
-                return Batch(0, self.rows[:0])
+                return Checked(0, self.rows[:0])
             raise ValueError(f"at {self.path!r}: expected shape (count, *{list(self._shape)}), found {array.shape}")
-        return Batch(len(array), cast(array, self._dtype, self.path))
+        return Checked(len(array), cast(array, self._dtype, self.path))
 
     def store_batch(self, begin: int, content: Any) -> None:
         self.rows[begin : begin + len(content)] = content
@@ -115,9 +115,9 @@ class RangeColumn(ArrayColumn):
     def convert(self, value: Any) -> NDArray[Any]:
         return self._in_range(super().convert(value))
 
-    def convert_batch(self, values: Any) -> Batch:
+    def convert_batch(self, values: Any) -> Checked:
         count, array = super().convert_batch(values)
-        return Batch(count, self._in_range(array))
+        return Checked(count, self._in_range(array))
 
     def _in_range(self, array: NDArray[Any]) -> NDArray[Any]:
         # 0.2 us where numpy takes 3; a step of few environments takes 10.

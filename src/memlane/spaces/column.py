@@ -32,7 +32,7 @@ from memlane.spaces.capacity import Capacities
 from memlane.spaces.paths import BARE
 
 
-class Batch(NamedTuple):
+class Checked(NamedTuple):
     """A batch that was checked: how many values (None if nothing tells), and what ``store_batch`` takes."""
 
     size: int | None
@@ -111,7 +111,7 @@ class Column(ABC):
         """One value."""
 
     @abstractmethod
-    def convert_batch(self, values: Any) -> Batch:
+    def convert_batch(self, values: Any) -> Checked:
         """Check a batch; what ``store_batch`` takes. Stores nothing."""
 
     @abstractmethod
@@ -140,10 +140,10 @@ class Column(ABC):
 class SinglesColumn(Column):
     """A column whose batches are tuples of single values."""
 
-    def convert_batch(self, values: Any) -> Batch:
+    def convert_batch(self, values: Any) -> Checked:
         if not isinstance(values, (tuple, list)):
             raise TypeError(f"at {self.path!r}: expected a tuple of values, one per row, found {type(values).__name__}")
-        return Batch(len(values), [self.convert(value) for value in values])
+        return Checked(len(values), [self.convert(value) for value in values])
 
     def store_batch(self, begin: int, content: Any) -> None:
         self.store_rows(range(begin, begin + len(content)), content)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
 from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Batch, Column, Rows, SinglesColumn, column_of, fields_of, find
+from memlane.spaces.column import Checked, Column, Rows, SinglesColumn, column_of, fields_of, find
 from memlane.spaces.paths import BARE, join, step
 
 # A space with no parts still has rows: a byte for each, so that a column knows how many.
@@ -46,13 +46,13 @@ class PartsColumn(Column):
     def load(self, index: int, copy: bool) -> Any:
         return self.put_together([part.load(index, copy) for part in self.parts])
 
-    def convert_batch(self, values: Any) -> Batch:
+    def convert_batch(self, values: Any) -> Checked:
         batches = [part.convert_batch(one) for part, one in zip(self.parts, self.take_apart(values), strict=True)]
         sizes = {part.path: batch.size for part, batch in zip(self.parts, batches, strict=True)}
         known = {size for size in sizes.values() if size is not None}
         if len(known) > 1:
             raise ValueError(f"at {self.path!r}: expected as many values in every part, found {sizes}")
-        return Batch(known.pop() if known else None, [batch.content for batch in batches])
+        return Checked(known.pop() if known else None, [batch.content for batch in batches])
 
     def store_batch(self, begin: int, content: Any) -> None:
         for part, one in zip(self.parts, content, strict=True):

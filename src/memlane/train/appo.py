@@ -25,7 +25,7 @@ from memlane.ipc.tensors import layout_of
 from memlane.train import collecting, runner
 from memlane.train.adam import Adam
 from memlane.train.collecting import episode_fields, episodes_of, told_of
-from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, observation_fields, parts_of
+from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, observation_fields, leaves_of
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one
@@ -101,7 +101,7 @@ class Collector(collecting.Collector):
 class Trip(collecting.Trip):
     def begin(self, seed: int) -> None:
         super().begin(seed)
-        self.names = list(parts_of(self.space))
+        self.names = list(leaves_of(self.space))
         self.state: State | None = self.policy.no_state(self.envs)
         self.begins = np.ones(self.envs, np.bool_)
 
@@ -147,7 +147,7 @@ class Trip(collecting.Trip):
 
 
 @dataclass
-class Batch:
+class Rollouts:
     """The rollouts of one update, side by side: (steps, environments of all of them)."""
 
     observations: dict[str, Tensor]
@@ -165,7 +165,7 @@ class Batch:
         return self.terminated | self.truncated
 
 
-def batch_of(slots: list[TakenSlot], device: str) -> Batch:
+def rollouts_of(slots: list[TakenSlot], device: str) -> Rollouts:
     """Copies: the slots go back to their collectors."""
 
     def joined(name: str, axis: int = 1) -> Tensor:
@@ -177,7 +177,7 @@ def batch_of(slots: list[TakenSlot], device: str) -> Batch:
     if "state" in slots[0]:
         both = joined("state", axis=2)
         state = both[0], both[1]
-    return Batch(
+    return Rollouts(
         {name.removeprefix("obs."): joined(name) for name in names},
         joined("actions"),
         joined("log_probs"),
@@ -201,7 +201,7 @@ class Learner(runner.Learner):
         self.policy = ActorCritic(observations, actions, config.network).to(device)
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
 
-    def update(self, batch: Batch, lag: int, progress: float) -> dict[str, float]:
+    def update(self, batch: Rollouts, lag: int, progress: float) -> dict[str, float]:
         """Learn from rollouts that are ``lag`` versions old. ``progress`` is the share of the training that is over."""
         config = self.config
         if config.schedule == "linear":
@@ -249,7 +249,7 @@ class Learner(runner.Learner):
         self.optimizer.learning_rate = checkpoint["learning_rate"]
 
     @torch.no_grad()
-    def judge(self, batch: Batch, lag: int) -> tuple[Tensor, Tensor, Tensor]:
+    def judge(self, batch: Rollouts, lag: int) -> tuple[Tensor, Tensor, Tensor]:
         """Advantages, value targets and values, in the eyes of the current policy."""
         config = self.config
         features = self.policy.sequence(batch.observations, batch.begins, batch.state)
@@ -263,7 +263,7 @@ class Learner(runner.Learner):
         advantages, targets = v_trace(rewards, values, *ends, ratios, config.gamma, config.lam)
         return advantages, targets, values[:-1]
 
-    def _minibatches(self, batch: Batch) -> list[Tensor]:
+    def _minibatches(self, batch: Rollouts) -> list[Tensor]:
         """The valid rows of the batch in random order, counted flat. With an LSTM, environments: it needs all of what
         came before."""
         steps, envs = batch.rewards.shape
@@ -276,7 +276,7 @@ class Learner(runner.Learner):
         return list(flat.tensor_split(max(round(len(flat) / self.config.minibatch), 1)))
 
     def _gradient_step(
-        self, batch: Batch, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
+        self, batch: Rollouts, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
     ) -> dict[str, float]:
         config = self.config
         losses = self._losses(batch, advantages, targets, which, clip)
@@ -287,7 +287,7 @@ class Learner(runner.Learner):
         return dict(zip(_LOSSES, torch.stack([losses[name].detach() for name in _LOSSES]).tolist(), strict=True))
 
     def _losses(
-        self, batch: Batch, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
+        self, batch: Rollouts, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
     ) -> dict[str, Tensor]:
         def of(tensor: Tensor) -> Tensor:
             return tensor.flatten(0, 1)[which] if batch.state is None else tensor[:, which]
@@ -367,7 +367,7 @@ class APPO(Algorithm):
         with self.rollouts() as slots:
             waited = time.perf_counter_ns() - begin
             lags = [self.lag_of(slot) for slot in slots]
-            batch = batch_of(slots, self.device)
+            batch = rollouts_of(slots, self.device)
             episodes = episodes_of(slots)
         self.env_steps += int(batch.valid.sum())
         told = self.learner.update(batch, max(lags), share)

@@ -74,7 +74,7 @@ class Encoder(nn.Module):
 
     def __init__(self, space: Space[Any], normalize: bool) -> None:
         super().__init__()
-        self._parts = parts_of(space)
+        self._parts = leaves_of(space)
         pixels = {name: one for name, one in self._parts.items() if is_picture(one)}
         self.pictures = nn.ModuleDict({_key(name): Pictures(one.shape or ()) for name, one in pixels.items()})
         self.flat = sum(_width(one) for name, one in self._parts.items() if name not in pixels)
@@ -213,10 +213,10 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     return layer
 
 
-def parts_of(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
+def leaves_of(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
     """The arrays of an observation, by the names that ``memlane.spaces`` gives them."""
     if isinstance(space, Dict):
-        parts = [parts_of(one, join(path, step(key))) for key, one in space.spaces.items()]
+        parts = [leaves_of(one, join(path, step(key))) for key, one in space.spaces.items()]
         return {name: one for some in parts for name, one in some.items()}
     if not isinstance(space, Box | Discrete):
         raise TypeError(f"policies see Box and Discrete observations and dicts of them, found {space}")
@@ -227,12 +227,12 @@ def observation_fields(space: Space[Any], leading: tuple[int, ...] = ()) -> dict
     """Those arrays as fields of a slot or a row: ``obs.<name>``."""
     return {
         f"obs.{name}": (one.dtype or np.dtype("float32"), (*leading, *(one.shape or ())))
-        for name, one in parts_of(space).items()
+        for name, one in leaves_of(space).items()
     }
 
 
 def arrays_of(space: Space[Any], observations: Any, path: str = "") -> dict[str, Any]:
-    """A batch of observations as the arrays that ``parts_of`` names."""
+    """A batch of observations as the arrays that ``leaves_of`` names."""
     if isinstance(space, Dict):
         parts = [arrays_of(one, observations[key], join(path, step(key))) for key, one in space.spaces.items()]
         return {name: one for some in parts for name, one in some.items()}

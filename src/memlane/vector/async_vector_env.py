@@ -30,7 +30,7 @@ from memlane.core import Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, fields_of
 from memlane.spaces.registered import RegisteredColumn
-from memlane.vector import infos as columns
+from memlane.vector import infos as entries
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.conductor import Conductor, OnError
 from memlane.vector.errors import CallTimeout, WorkerDied
@@ -420,7 +420,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         failures = []
         for messages in self._conductor.heard.values():
             for message in messages:
-                self._told.update(columns.unpack(message.infos))
+                self._told.update(entries.unpack(message.infos))
                 failures.extend(message.failures)
                 self._see(message)
         self._conductor.heard.clear()
@@ -430,7 +430,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._raise_failures(failures, AsyncState.WAITING_RECV)
         steps = self._steps
         told = [(row, {**self._told.pop(env, {}), **self._declared_by(env)}) for row, env in enumerate(mine)]
-        infos = columns.merge(len(ids), [columns.pack(told)])
+        infos = entries.merge(len(ids), [entries.pack(told)])
         self._keep_last(mine)
         return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
 
@@ -564,7 +564,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._raise_failures([failure for message in said for failure in message.failures], state)
         packed = [message.infos for message in said if message.infos] + self._declared()
         results = {worker: messages[-1].result for worker, messages in heard.items()}
-        return columns.merge(self.num_envs, packed), results
+        return entries.merge(self.num_envs, packed), results
 
     def _see(self, message: Message) -> None:
         """Take over the observations that travelled in a message."""
@@ -602,16 +602,16 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             for env in envs:
                 last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
 
-    def _declared(self) -> list[columns.Columns]:
-        """What was declared in ``info_spec``, as the columns that messages have."""
-        found: columns.Columns = {}
+    def _declared(self) -> list[entries.Entries]:
+        """What was declared in ``info_spec``, as the entries that messages have."""
+        found: entries.Entries = {}
         for key, (column, told) in self._steps.infos.items():
-            kind: columns.Kind = "numbers" if column.rows.ndim == 1 else "arrays"
+            kind: entries.Kind = "numbers" if column.rows.ndim == 1 else "arrays"
             here = np.flatnonzero(told)
             if len(here) == self.num_envs:
-                found[key] = columns.Column(range(self.num_envs), kind, column.rows)  # to be copied by whoever merges
+                found[key] = entries.Entry(range(self.num_envs), kind, column.rows)  # to be copied by whoever merges
             elif len(here):
-                found[key] = columns.Column(columns.in_order(here.tolist()), kind, column.rows[here])
+                found[key] = entries.Entry(entries.in_order(here.tolist()), kind, column.rows[here])
         return [found] if found else []
 
     # --------------------------------------------------------------------------------------------------------- closing

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from memlane.vector.errors import RemoteTraceback, WorkerError
-from memlane.vector.infos import Columns, of_floats
+from memlane.vector.infos import Entries, of_floats
 
 
 def for_worker(message: object) -> bytes:
@@ -90,7 +90,7 @@ class Message:
     """What a worker has to say about a command, beside what lies in the steps. Infos that are nothing but floats travel
     alone, as a tuple (see ``infos.pack_floats``)."""
 
-    infos: Columns
+    infos: Entries
     observed: dict[int, Any]
     """Observations that do not lie in shared memory, by environment."""
     result: Any

@@ -27,7 +27,7 @@ from memlane import _native
 from memlane.core import Peer, Segment
 from memlane.core.liveness import die_with
 from memlane.spaces import Column
-from memlane.vector import infos as columns
+from memlane.vector import infos as entries
 from memlane.vector.channel import Channel
 from memlane.vector.messages import Failure, Message, Ready, for_parent
 from memlane.vector.outcomes import Outcomes
@@ -391,10 +391,10 @@ class Worker:
         if not (self.remade or self.failures or self.observed or result is not None):
             if not self.infos:
                 return None
-            if (floats := columns.pack_floats(self.infos)) is not None:
+            if (floats := entries.pack_floats(self.infos)) is not None:
                 self.infos.clear()
                 return for_parent(floats)
-        packed = columns.pack(self.infos) if self.infos else {}
+        packed = entries.pack(self.infos) if self.infos else {}
         try:
             message = for_parent(Message(packed, self.observed, result, self.failures, self.remade))
         except Exception as error:
