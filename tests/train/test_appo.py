@@ -27,7 +27,7 @@ from memlane.core import Layout
 from memlane.ipc.collector_error import CollectorError
 from memlane.ipc.protocols import CollectorLost
 from memlane.spaces.paths import step
-from memlane.train.appo import APPO, APPOConfig, Rollouts, Learner, Trip, rollouts_of, ppo_losses, slot_fields
+from memlane.train.appo import APPO, APPOConfig, Learner, Rollouts, Trip, ppo_losses, rollouts_of, slot_fields
 from memlane.train.networks import ActorCritic, NetworkConfig
 from memlane.train.run import Metrics, Run
 

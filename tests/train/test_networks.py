@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_picture, masked, leaves_of
+from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_picture, leaves_of, masked
 
 VECTOR = Box(-1, 1, (3,), np.float32)
 PIXELS = Box(0, 255, (2, 40, 44), np.uint8)

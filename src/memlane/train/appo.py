@@ -25,7 +25,7 @@ from memlane.ipc.tensors import layout_of
 from memlane.train import collecting, runner
 from memlane.train.adam import Adam
 from memlane.train.collecting import episode_fields, episodes_of, told_of
-from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, masked, observation_fields, leaves_of
+from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, leaves_of, masked, observation_fields
 from memlane.train.returns import gae, v_trace
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one

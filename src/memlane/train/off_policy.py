@@ -27,7 +27,7 @@ from memlane.ipc.replay_pipelines import ReplayPipeline
 from memlane.ipc.tensors import layout_of
 from memlane.train import collecting
 from memlane.train.collecting import episode_fields, episodes_of, told_of
-from memlane.train.networks import NetworkConfig, arrays_of, observation_fields, leaves_of
+from memlane.train.networks import NetworkConfig, arrays_of, leaves_of, observation_fields
 from memlane.train.run import Metrics
 from memlane.train.runner import Algorithm, require_at_least_one
 

@@ -156,8 +156,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             self._take_spaces(ready)
             self._steps = self._make_steps(capacity, action_capacity, self._info_spec(dict(info_spec or {})))
-            for handle in self._workers.handles:
-                handle.bind(self._steps)
+            self._workers.bind(self._steps)
         except BaseException:
             self._workers.kill()
             raise

@@ -99,13 +99,15 @@ class Handle:
         return said
 
     def bind(self, steps: Steps) -> None:
-        """Give the worker its rows."""
+        """Give the worker its rows; ``bound`` waits until it has them."""
         self.steps = steps
         self._command = steps.commands[self.worker]
         self._given_before = self._command.given
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
         self.send(steps)
+
+    def bound(self) -> None:
         self.receive()
 
     def send(self, message: object, timeout: float | None = None) -> None:
@@ -230,6 +232,13 @@ class Workers:
             self.kill()
             raise
 
+    def bind(self, steps: Steps) -> None:
+        """Give all of them their rows. One after the other, 64 workers took 220 ms."""
+        for handle in self.handles:
+            handle.bind(steps)
+        for handle in self.handles:
+            handle.bound()
+
     def restart(self, handle: Handle, steps: Steps) -> None:
         """A new process in the place of a dead one."""
         handle.kill()
@@ -238,6 +247,7 @@ class Workers:
             self._start(handle)
         handle.introduction()
         handle.bind(steps)
+        handle.bound()
 
     def _start(self, handle: Handle) -> None:
         self._peers = None
