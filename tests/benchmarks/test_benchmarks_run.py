@@ -90,6 +90,7 @@ WANTED = {
             ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"] if HAS_MUJOCO else []
         ),
         "sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
+        "short-sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
         "4 CartPole-v1 in more and more workers": ["memlane", "gymnasium Async"],
         "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
         "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
@@ -131,7 +132,7 @@ def test_every_expectation_is_printed_with_its_outcome(run: tuple[str, str, dict
     assert record["expectations"]
     for expectation in record["expectations"]:
         assert expectation["outcome"] in ("held", "missed", "not measured")
-        (line,) = [line for line in printed.splitlines() if expectation["text"] in line]
+        (line,) = [line for line in printed.splitlines() if f"  {expectation['text']}" in line]
         assert expectation["outcome"].upper() in line
         measured = expectation["measured"]
         assert (measured is None) == (expectation["outcome"] == "not measured")

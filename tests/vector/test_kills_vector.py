@@ -63,10 +63,8 @@ class Hunter(threading.Thread):
             if kind == "raise":
                 self.to_raise.append(kind)
                 continue
-            peer = self._chance.choice(peers_of(self._envs))
-            if not peer.alive:
-                kind = "missed"
-            elif kind == "kill":
+            peer = self._living()
+            if kind == "kill":
                 self.killed.add(peer)
                 os.kill(peer.pid, signal.SIGKILL)
             else:
@@ -75,6 +73,14 @@ class Hunter(threading.Thread):
                 if peer.alive:
                     os.kill(peer.pid, signal.SIGCONT)
             self.books[kind] += 1
+
+    def _living(self) -> Peer:
+        """One of the workers; not one that was hit just now and is not replaced yet."""
+        while True:
+            peer = self._chance.choice(peers_of(self._envs))
+            if peer.alive:
+                return peer
+            time.sleep(0.001)
 
 
 class Life:

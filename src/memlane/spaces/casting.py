@@ -1,7 +1,7 @@
 """Casting: a value as an array of a field's dtype, or an error. Nothing is cut, wrapped or rounded to a whole number.
 
 Floats may lose digits, because environments compute in float64 and declare float32 all the time; they may not become
-infinite.
+infinite. Whole numbers may not lose any.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ def cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
         return array
     if source.kind not in _NUMBERS:
         raise TypeError(f"at {path!r}: expected dtype {dtype}, found {source} ({_excerpt(array)})")
+    if source.kind in "iu" and dtype.kind in "fc":
+        return _exactly(array, dtype, path)
     if np.can_cast(source, dtype, "safe") or not array.size:
         return array.astype(dtype)
     if source.kind == "c":
@@ -55,6 +57,19 @@ def cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
                 f"at {path!r}: expected values of dtype {dtype}, {limits.min} to {limits.max}, found {found}"
             )
     return array.astype(dtype)
+
+
+def _exactly(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
+    """Whole numbers as floats. numpy calls int64 to float64 safe, which has 53 bits for them."""
+    with np.errstate(over="ignore"):
+        floats = array.astype(dtype)
+    all_below = 2 ** (np.finfo(dtype).nmant + 1)
+    if array.size and (int(array.max()) > all_below or int(array.min()) < -all_below):
+        # In Python, which compares whole numbers and floats exactly; infinity is equal to none.
+        pairs = zip(array.ravel().tolist(), floats.real.ravel().tolist(), strict=True)
+        wrong = np.array([one != two for one, two in pairs]).reshape(array.shape)
+        _refuse(array, wrong, dtype, path, ValueError)
+    return floats
 
 
 def _refuse(

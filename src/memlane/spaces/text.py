@@ -27,15 +27,17 @@ class TextColumn(SinglesColumn):
         super().__init__(space, len(codes), path)
         self._codes = codes
         self._lengths = lengths
+        self._shortest = space.min_length
         self._longest = space.max_length
         self._charset = space.character_set
 
     def convert(self, value: Any) -> NDArray[Any]:
         if not isinstance(value, str):
             raise TypeError(f"at {self.path!r}: expected a string, found {type(value).__name__}")
-        if len(value) > self._longest:
+        if not self._shortest <= len(value) <= self._longest:
             raise ValueError(
-                f"at {self.path!r}: expected at most {self._longest} characters, found {len(value)} in {value[:40]!r}"
+                f"at {self.path!r}: expected {self._shortest} to {self._longest} characters, "
+                f"found {len(value)} in {value[:40]!r}"
             )
         if not self._charset.issuperset(value):
             strange = next(character for character in value if character not in self._charset)

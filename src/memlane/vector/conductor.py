@@ -93,7 +93,7 @@ class Conductor:
                 handle.ask(MESSAGE, self._cell)
                 # To one that is dead: its death is found, and told, by whoever waits for the answer.
                 with contextlib.suppress(WorkerDied):
-                    handle.channel.send(content, self.step_timeout)
+                    self._send(handle, content)
                 self._due += len(handle.envs)
         except KeyboardInterrupt:
             self.broken = "Ctrl-C came when some of the workers had been told something, and others had not"
@@ -231,17 +231,25 @@ class Conductor:
                 raise
             raise self._gave_up(handle) from None
 
+    def _send(self, handle: Handle, content: bytes) -> None:
+        try:
+            handle.channel.send(content, self.step_timeout)
+        except WaitTimeout:
+            raise self._gave_up(handle) from None
+
     def _patience(self, deadline: float | None) -> tuple[float | None, bool]:
         """How long to wait now, and whether somebody who takes longer counts as hung."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         limit = self.step_timeout
         return (left, False) if limit is None or (left is not None and left <= limit) else (limit, True)
 
-    def _gave_up(self, handle: Handle) -> WorkerDied:
+    def _gave_up(self, handle: Handle, what: str | None = None) -> WorkerDied:
         """A worker that hangs is killed, and dead like any other."""
+        what = what or f"answer for step_timeout={self.step_timeout:g} s"
         handle.kill()
         who = f"{handle.peer.name} (pid {handle.peer.pid})"
-        return handle.died(f"{who} did not answer for step_timeout={self.step_timeout:g} s and was killed")
+        handle.verdict = f"{who} did not {what} and was killed"
+        return handle.died(handle.verdict)
 
     # ----------------------------------------------------------------------------------------------------- healing
 
@@ -255,16 +263,20 @@ class Conductor:
             raise death
         self._uneven = True
         message = self._messages.get(handle.worker)
+        # To make environments may take longer than a step: as long as it took before, and then some.
+        starting = self.step_timeout and self.step_timeout + 10 * self.workers.start_seconds
         while True:
             self._count_restart(str(death), death)
             try:
-                self.workers.restart(handle, self.steps)
+                self.workers.restart(handle, self.steps, starting)
                 self.heard.pop(handle.worker, None)
                 self._heard = sum(other.heard for other in self.handles)
                 self._revive(handle, message, str(death))
                 return
             except WorkerDied as again:
                 death = again
+            except WaitTimeout:
+                death = self._gave_up(handle, f"make its environments within {starting:g} s (see step_timeout)")
             except Exception as error:
                 self.broken = f"a new worker {handle.worker} could not be made: {error}"
                 raise
@@ -276,7 +288,7 @@ class Conductor:
         now = [k for k, env in enumerate(handle.envs) if stepping and (not self.sent or env in self.sent)]
         last = self.last_observations and self.last_observations[handle.envs.start : handle.envs.stop]
         handle.ask(MESSAGE, self._cell)
-        handle.send(("revive", cause, last, now), self.step_timeout)
+        self._send(handle, for_worker(("revive", cause, last, now)))
         while handle.pending:
             seen = self.quorum.arrived
             if handle.pending:
@@ -292,7 +304,7 @@ class Conductor:
         if message is not None:
             self._messages[handle.worker] = message
             handle.ask(MESSAGE, self._cell)
-            handle.send(message, self.step_timeout)
+            self._send(handle, for_worker(message))
 
     def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
         now = time.monotonic()

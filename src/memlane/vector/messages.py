@@ -5,6 +5,7 @@ Nothing here is on the path of a step, unless environments return infos that wer
 
 from __future__ import annotations
 
+import os
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Failure:
     """An exception on its way to the parent."""
 
     worker: int
+    pid: int
     env: int
     step: int
     error: BaseException | None
@@ -54,11 +56,12 @@ class Failure:
                 travels = None
         except BaseException:
             travels = None
-        return cls(worker, env, step, travels, type(error).__qualname__, _text(error), trace)
+        return cls(worker, os.getpid(), env, step, travels, type(error).__qualname__, _text(error), trace)
 
     def exception(self, seed: object) -> BaseException:
         """What the parent raises: the original, or a ``WorkerError`` in its place, with where it came from."""
-        where = f"environment {self.env} in worker {self.worker}, after {self.step} steps, last seed {seed}"
+        worker = f"worker {self.worker} (pid {self.pid})"
+        where = f"environment {self.env} in {worker}, after {self.step} steps, last seed {seed}"
         error = self.error or WorkerError(f"{self.type_name}: {self.text} (the exception itself cannot be pickled)")
         error.add_note(f"raised by {where}")
         error.__cause__ = RemoteTraceback(self.trace)

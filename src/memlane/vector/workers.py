@@ -44,7 +44,7 @@ class WorkerPeer(Peer):
         self.handle = handle
 
     def error(self, waiting: str) -> WorkerDied:
-        return self.handle.died(self.obituary(), waiting)
+        return self.handle.died(self.handle.verdict or self.obituary(), waiting)
 
     def _cause(self) -> str:
         # The fork server's children are not ours; multiprocessing asks it how they ended.
@@ -73,6 +73,8 @@ class Handle:
     """Commands to those in whose place this one came."""
     heard: int = 0
     """Messages."""
+    verdict: str | None = None
+    """Why it was killed by this process."""
     seeds: list[Any] = field(default_factory=list)
     """What the environments were last reset with."""
 
@@ -88,11 +90,12 @@ class Handle:
         self.channel = Channel(ours)
         self.channel.watch(self.peer)
         self.heard = 0
+        self.verdict = None
         self.seeds = [None] * len(self.envs)
 
-    def introduction(self) -> Ready:
+    def introduction(self, timeout: float | None = None) -> Ready:
         """What the worker says first; its exception, if making the environments raised one."""
-        said = self.receive()
+        said = self.receive(timeout)
         if isinstance(said, Failure):
             raise said.exception(None)
         assert isinstance(said, Ready)
@@ -107,8 +110,8 @@ class Handle:
         steps.progress[self.worker] = 0
         self.send(steps)
 
-    def bound(self) -> None:
-        self.receive()
+    def bound(self, timeout: float | None = None) -> None:
+        self.receive(timeout)
 
     def send(self, message: object, timeout: float | None = None) -> None:
         self.channel.send(for_worker(message), timeout)
@@ -198,6 +201,8 @@ class Workers:
         self._daemon = daemon
         self._name = name
         self._peers: Peers | None = None
+        self.start_seconds = 0.0
+        """How long it took until all had their environments."""
         cores = sorted(os.sched_getaffinity(0))
         # Only when each core gets one: of two programs with a few workers each, nobody wants all on the same few cores.
         pin = len(ranges) == len(cores) if pin is None else pin
@@ -223,11 +228,14 @@ class Workers:
 
     def start(self) -> list[Ready]:
         """All at once; returns when the last has its environments."""
+        began = time.monotonic()
         try:
             with _starting(self._context):
                 for handle in self.handles:
                     self._start(handle)
-            return self._introductions()
+            ready = self._introductions()
+            self.start_seconds = time.monotonic() - began
+            return ready
         except BaseException:
             self.kill()
             raise
@@ -239,15 +247,15 @@ class Workers:
         for handle in self.handles:
             handle.bound()
 
-    def restart(self, handle: Handle, steps: Steps) -> None:
-        """A new process in the place of a dead one."""
+    def restart(self, handle: Handle, steps: Steps, timeout: float | None) -> None:
+        """A new process in the place of a dead one. ``WaitTimeout`` if its environments are not made in that time."""
         handle.kill()
         handle.end()
         with _starting(self._context):
             self._start(handle)
-        handle.introduction()
+        handle.introduction(timeout)
         handle.bind(steps)
-        handle.bound()
+        handle.bound(timeout)
 
     def _start(self, handle: Handle) -> None:
         self._peers = None
@@ -302,9 +310,9 @@ def _starting(context: Any) -> Iterator[None]:
     limits = {name: os.environ.get(name) for name in THREAD_LIMITS}
     try:
         with hidden_main():
+            for name in THREAD_LIMITS:  # for libraries that a new process, or the fork server, is about to load
+                os.environ.setdefault(name, "1")
             if context.get_start_method() == "forkserver":
-                for name in THREAD_LIMITS:  # for the libraries that the fork server loads once for all
-                    os.environ.setdefault(name, "1")
                 server: Any = forkserver._forkserver
                 if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
                     context.set_forkserver_preload([work.__module__])

@@ -1,0 +1,34 @@
+"""Threads of linear algebra: one in each worker, where the library is loaded after the worker's birth."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+from vector_envs_support import Counter, ours
+
+from memlane.vector.worker import THREAD_LIMITS
+
+
+def _threads(_: Any) -> int | None:
+    """How many threads the OpenBLAS that numpy has loaded uses in this process."""
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "openblas" in line}
+    for library in libraries:
+        for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads"):
+            if hasattr(loaded := ctypes.CDLL(library), name):
+                return int(getattr(loaded, name)())
+    return None
+
+
+@pytest.mark.timeout(20, method="signal")
+@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+def test_a_worker_has_one_thread_for_linear_algebra(context: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in THREAD_LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    with ours([Counter] * 2, context=context) as envs:
+        found = envs.apply(_threads)
+    if found == (None, None):
+        pytest.skip("numpy has no OpenBLAS here")
+    assert found == (1, 1)
