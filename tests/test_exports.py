@@ -21,12 +21,18 @@ from memlane import _native, core
 
 PACKAGE = Path(memlane.__file__).parent
 CORE = sorted((PACKAGE / "core").glob("*.py"))
+SPACES = sorted((PACKAGE / "spaces").glob("*.py"))
+VECTOR = sorted((PACKAGE / "vector").glob("*.py"))
 STUB = ast.parse((PACKAGE / "_native.pyi").read_text())
 
 
 def module_of(file: Path) -> ModuleType:
     parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
     return importlib.import_module(".".join(part for part in parts if part != "__init__"))
+
+
+def name_of(file: Path) -> str:
+    return f"{file.parent.name}/{file.stem}"
 
 
 # --------------------------------------------------------------------------------------------------------------- names
@@ -91,13 +97,29 @@ def imports_of(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
-def test_the_core_imports_nothing_above_it(file: Path) -> None:
-    allowed = {"memlane", "numpy", "typing_extensions", *sys.stdlib_module_names}
-    names = set(imports_of(file))
-    assert {name for name in names if name.partition(".")[0] not in allowed} == set()
-    inside = {name for name in names if name.startswith("memlane")}
-    assert {name for name in inside if not re.match(r"memlane\.(core|_native)(\.|$)", name)} == set()
+LAYERS = {
+    "core": {"memlane._native", "memlane.core", "numpy", "typing_extensions"},
+    "spaces": {"memlane._native", "memlane.core", "memlane.spaces", "numpy", "gymnasium"},
+    "vector": {
+        *("memlane._native", "memlane.core", "memlane.spaces", "memlane.vector"),
+        *("numpy", "gymnasium", "cloudpickle"),
+    },
+}
+"""Whom the files of a layer may import: the table in ARCHITECTURE.md."""
+FACES = {"vector/tensors": {"torch"}, "vector/sb3": {"stable_baselines3"}}
+"""Files that serve one library, and may import it."""
+
+
+def owner_of(name: str) -> str:
+    """Whose module that is: a layer of ours, or a package."""
+    first, *rest = name.split(".")
+    return ".".join([first, *rest[:1]]) if first == "memlane" else first
+
+
+@pytest.mark.parametrize("file", [*CORE, *SPACES, *VECTOR], ids=name_of)
+def test_a_layer_imports_only_downwards(file: Path) -> None:
+    allowed = LAYERS[file.parent.name] | FACES.get(name_of(file), set()) | sys.stdlib_module_names
+    assert {name for name in imports_of(file) if owner_of(name) not in allowed} == set()
 
 
 @pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
@@ -115,7 +137,7 @@ def test_typing_extensions_are_for_type_checkers_only(file: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- examples
 
 
-@pytest.mark.parametrize("file", [file for file in CORE if ">>>" in file.read_text()], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [file for file in [*CORE, *SPACES, *VECTOR] if ">>>" in file.read_text()], ids=name_of)
 def test_the_examples_in_the_text_run(file: Path) -> None:
     result = doctest.testmod(module_of(file))
     assert result.attempted > 0

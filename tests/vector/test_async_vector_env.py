@@ -8,8 +8,10 @@ import signal
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -52,11 +54,35 @@ def test_spaces_are_those_of_the_environments_and_batches_of_them() -> None:
         assert envs.action_space == MultiDiscrete([100] * 4)
 
 
-def test_metadata_is_a_copy_with_the_autoreset_mode() -> None:
-    with ours([partial(Chance, Discrete(2), Discrete(2))] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
-        assert envs.metadata == {**Chance.metadata, "autoreset_mode": AutoresetMode.DISABLED}
-        assert "autoreset_mode" not in Chance.metadata
+def test_metadata_is_that_of_the_environments_with_the_autoreset_mode() -> None:
+    fns = [partial(Chance, Discrete(2), Discrete(2))] * 2
+    with ours(fns, context="fork", autoreset_mode=AutoresetMode.DISABLED) as envs:
+        assert envs.metadata == {
+            "render_modes": ["ansi"],
+            "colour": "blue",
+            "autoreset_mode": AutoresetMode.DISABLED,
+        }
         assert envs.render_mode == "ansi"
+
+
+def test_the_metadata_of_the_environments_stay_as_they_are() -> None:
+    with ours([partial(Chance, Discrete(2), Discrete(2))] * 2, context="fork") as envs:
+        assert envs.apply(lambda env: type(env).metadata) == ({"render_modes": ["ansi"], "colour": "blue"},) * 2
+
+
+def test_the_metadata_of_one_vector_environment_are_not_those_of_all() -> None:
+    before = dict(AsyncVectorEnv.metadata)
+    with ours([partial(Chance, Discrete(2), Discrete(2))], context="fork") as envs:
+        envs.metadata["colour"] = "red"
+        assert AsyncVectorEnv.metadata == before
+        with ours([partial(Chance, Discrete(2), Discrete(2))], context="fork") as others:
+            assert others.metadata["colour"] == "blue"
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_workers_are_daemons_or_not_as_they_were_asked_to_be(daemon: bool) -> None:
+    with ours(COUNTERS[:2], context="fork", daemon=daemon) as envs:
+        assert envs.apply(lambda env: mp.current_process().daemon) == (daemon, daemon)  # noqa: ARG005
 
 
 def test_the_repr_is_that_of_gymnasium() -> None:
@@ -130,16 +156,6 @@ def test_a_worker_that_dies_while_environments_are_made_is_an_error_of_the_const
         AsyncVectorEnv([Counter, _dying], num_workers=2)
     assert time.monotonic() - began < 10
     assert not mp.active_children()
-
-
-def test_pinned_workers_are_each_on_one_core() -> None:
-    def cores() -> Any:
-        env = Counter()
-        env.cores = os.sched_getaffinity(0)  # type: ignore[attr-defined]
-        return env
-
-    with ours([cores] * 2, pin_workers=True) as envs:
-        assert [len(each) for each in envs.get_attr("cores")] == [1, 1]
 
 
 # ----------------------------------------------------------------------------------------------------- observation mode
@@ -223,7 +239,7 @@ def test_a_capacity_by_path_is_for_observations_and_leaves_the_actions_alone() -
 def test_an_observation_above_its_capacity_is_an_error_that_names_it() -> None:
     with ours([partial(Shower, SEQUENCE, [(1,), (1, 2, 3)])] * 2, capacity=Capacity(items=2)) as envs:
         envs.reset()
-        with pytest.raises(ValueError, match="3"):
+        with pytest.raises(ValueError, match="3 items needed, but the capacity declared is 2"):
             envs.step([0, 0])
 
 
@@ -391,6 +407,39 @@ def test_a_timeout_is_what_gymnasium_raises_and_what_python_does(name: str, kind
                 WAIT[name](envs, timeout=0.01)
         finally:
             WAIT[name](envs)
+
+
+class Gated(Counter):
+    """A reset ends when there is a file."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        deadline = time.monotonic() + 10
+        while not self.gate.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, mp.TimeoutError], ids=["TimeoutError", "multiprocessing.TimeoutError"])
+def test_a_reset_that_timed_out_can_be_waited_for_again(kind: type[Exception], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with ours([Counter, partial(Gated, gate)], context="fork") as envs:
+        gate.touch()
+        envs.reset()
+        envs.step([0, 0])
+        gate.unlink()
+        envs.reset_async()
+        try:
+            with pytest.raises(kind, match=r"`reset_wait` has timed out after 0\.01"):
+                envs.reset_wait(timeout=0.01)
+        finally:
+            gate.touch()
+        observations, _ = envs.reset_wait()
+        assert observations.tolist() == [0, 0]
+        assert envs.step([0, 0])[0].tolist() == [1, 1]
 
 
 # ------------------------------------------------------------------------------------------------- calls and attributes
@@ -658,3 +707,36 @@ def test_an_error_of_one_environment_is_told_with_its_number() -> None:
             envs.step([0, 0, 99, 0])
         assert any("environment 2" in note and "seed 7" in note for note in caught.value.__notes__)
         assert "Raiser" in str(caught.value.__cause__) or "step" in str(caught.value.__cause__)
+
+
+def _log_of_an_error(make: Callable[..., Any], **arguments: Any) -> list[str]:
+    """What is logged when environment 2 raises."""
+    envs = make([Counter, Counter, partial(Raiser, partial(ValueError, "bad luck")), Counter], **arguments)
+    try:
+        envs.reset()
+        with warnings.catch_warnings(record=True) as logged:  # that is how Gymnasium logs
+            warnings.simplefilter("always")
+            with pytest.raises(ValueError, match="bad luck"):
+                envs.step(np.array([0, 0, 99, 0]))
+        return [str(warning.message) for warning in logged]
+    finally:
+        envs.close(timeout=1)
+
+
+def test_the_log_lines_of_an_error_are_those_of_gymnasium() -> None:
+    expected = _log_of_an_error(gymnasium.vector.AsyncVectorEnv, context="fork")
+    assert "Received the following error from Worker-2 - Shutting it down" in expected[0]
+    assert "Raising the last exception back to the main process." in expected[2]
+    logged = _log_of_an_error(AsyncVectorEnv, context="fork", num_workers=2)
+    assert [logged[0], *logged[2:]] == [expected[0], *expected[2:]]
+
+
+def test_the_traceback_in_the_log_is_that_of_the_environment_as_with_gymnasium() -> None:
+    """All of it but the frames below the environment, which are another program's."""
+
+    def told(line: str) -> list[str]:
+        return line[line.index("in step") :].splitlines()[1:]
+
+    expected = _log_of_an_error(gymnasium.vector.AsyncVectorEnv, context="fork")[1]
+    logged = _log_of_an_error(AsyncVectorEnv, context="fork", num_workers=2)[1]
+    assert told(logged) == told(expected)

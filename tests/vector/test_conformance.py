@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, Graph, Space
+from gymnasium.spaces import Box, Dict, Discrete, Graph, Space, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,15 @@ from vector_envs_support import (
 from memlane.vector import Capacity
 
 MODES = list(AutoresetMode)
+OBSERVATIONS: dict[str, Space[Any]] = {
+    **SPACES,
+    # What the native side writes by itself: boxes and integers, however nested. Of each form there are two, which would
+    # be seen if they changed places.
+    "native Dict": Dict({"pos": Box(-1, 1, (2,)), "lives": Discrete(4, start=-1), "speed": Box(-1, 1, (2,))}),
+    "native Tuple": Tuple((Discrete(3), Box(-1, 1, (2,), np.float64), Box(-1, 1, (2,), np.float64), Discrete(3))),
+    "native Dict of Tuples": Dict({key: Tuple((Discrete(3), Box(0, 255, (2, 3), np.uint8))) for key in ("a", "b")}),
+    "native Tuple of Dicts": Tuple([Dict({"x": Box(-9, 9, (1,), np.int16), "y": Discrete(2)}) for _ in range(2)]),
+}
 
 
 def assert_same_run(
@@ -67,9 +77,19 @@ def test_a_long_run_is_the_same_to_its_end(mode: AutoresetMode) -> None:
     assert_same_run(chances(SPACES["Box float32"], Discrete(4), 4), 300, mode)
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_observations_of_every_space_are_the_same(name: str) -> None:
-    assert_same_run(chances(SPACES[name], Discrete(2), 4, infos=False), 60)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_the_runs_that_are_compared_have_ends_of_both_kinds(mode: AutoresetMode) -> None:
+    with reference(chances(Discrete(2), Discrete(2), 4), autoreset_mode=mode) as envs:
+        steps = [result for result in trajectory(envs, actions_for(envs, 40), mode) if len(result) == 5]
+    ends = [(int(terminated.sum()), int(truncated.sum())) for _, _, terminated, truncated, _ in steps]
+    assert min(map(sum, zip(*ends, strict=True))) > 5
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("infos", [True, False], ids=["infos", "no infos"])
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_observations_of_every_space_are_the_same(name: str, infos: bool, mode: AutoresetMode) -> None:
+    assert_same_run(chances(OBSERVATIONS[name], Discrete(2), 4, infos=infos), 40, mode, context="fork")
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -427,6 +427,23 @@ def test_in_same_step_mode_the_final_observation_is_the_last_one_handed_out(deed
         assert infos["final_obs"][2].tolist() == last[2].tolist()
 
 
+def test_in_same_step_mode_the_final_observation_is_the_last_one_that_went_into_a_slot() -> None:
+    with vector(on_error="restart", autoreset_mode="SameStep") as envs:
+        rows = envs.single_observation_space.shape
+        slot = {
+            "obs": np.zeros((4, 3, *rows), np.int64),
+            "last_obs": np.zeros((4, *rows), np.int64),
+            **{
+                name: np.zeros((4, 3), dtype)
+                for name, dtype in (("rewards", float), ("dones", bool), ("truncated", bool))
+            },
+        }
+        envs.reset_into(slot)
+        envs.step_into(actions(), slot, 0)
+        infos = envs.step_into(actions(e2=KILL), slot, 1)
+        assert infos["final_obs"][2].tolist() == slot["obs"][2, 1].tolist()
+
+
 def test_actions_that_travel_as_messages_are_not_made_twice() -> None:
     with healing(kind=Spoken, endless=True) as envs:
         envs.reset()

@@ -5,6 +5,17 @@ with ``create_shared_memory.register`` and its two sisters just as there, and th
 is different: values that do not fit are errors, texts come back as they were, and graphs and sequences work when their
 capacity is declared.
 
+What ``read_from_shared_memory`` returns for a custom space is a batch. Where single values or a batch of some rows are
+taken out of it (in a OneOf; for ``recv`` and restarts of a vector environment), that takes, of
+``gymnasium.vector.utils``:
+
+    a batch that is                          registered for the space
+    an array with a row for each value       nothing
+    a tuple or a list of the values          nothing
+    anything else, such as a dict of arrays  ``batch_space``, and ``iterate`` for the space that it returns, unless that
+                                             is one of Gymnasium's; for some rows (``recv``) also ``create_empty_array``
+                                             and ``concatenate``
+
     >>> from gymnasium.spaces import Box
     >>> space = Box(-1, 1, (2,))
     >>> memory = create_shared_memory(space, n=2)
@@ -16,17 +27,21 @@ capacity is declared.
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing as mp
 import operator
+from collections.abc import Callable, Mapping, Sized
 from functools import singledispatch
 from typing import Any
 
 import numpy as np
+from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from memlane.core.segment import Segment
 from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Column, column_of, fields_of, unsupported
+from memlane.spaces.column import Column, Rows, column_of, fields_of, unsupported
 from memlane.spaces.nested import check_choice, check_keys, check_length, parts_of
 from memlane.spaces.paths import BARE, join
 
@@ -120,16 +135,36 @@ def _create_parts(
     space: Dict | Tuple[Any] | OneOf[Any], n: int, ctx: Any, capacity: Capacities, path: str
 ) -> list[Any]:
     parts = parts_of(space)
-    memories: list[Any] = []
-    for (name, part), declared in zip(parts.items(), split(capacity, parts, path or BARE), strict=True):
-        if create_shared_memory.dispatch(type(part)) in _OURS:
-            memories.append(create_shared_memory(part, n=n, ctx=ctx, capacity=declared, path=join(path, name)))
-        else:  # a custom function has Gymnasium's signature
-            memories.append(create_shared_memory(part, n=n, ctx=ctx))
-    return memories
+    return [
+        create_with_capacity(part, n, ctx, declared, join(path, name))
+        for (name, part), declared in zip(parts.items(), split(capacity, parts, path or BARE), strict=True)
+    ]
 
 
-_OURS = {create_shared_memory.dispatch(object), _create_rows, _create_dict, _create_tuple, _create_one_of}
+def create_with_capacity(space: Space[Any], n: int, ctx: Any, capacity: Capacities, path: str = "") -> Any:
+    """``create_shared_memory`` of a space that may be a custom one, whose function has Gymnasium's signature. It gets
+    the capacity if it has a parameter of that name."""
+    function = create_shared_memory.dispatch(type(space))
+    if function in _OURS:
+        return function(space, n=n, ctx=ctx, capacity=capacity, path=path)
+    if "capacity" in inspect.signature(function).parameters:
+        return function(space, n=n, ctx=ctx, capacity=capacity)
+    # One for all is for those whom it concerns; one by path is for this space, and would be lost here.
+    if isinstance(capacity, Mapping) and capacity:
+        raise KeyError(
+            f"at {path or BARE!r}: a capacity is declared, but the function that was registered with "
+            f"`create_shared_memory` for {type(space)} has no parameter `capacity`; declared is {dict(capacity)}"
+        )
+    return function(space, n=n, ctx=ctx)
+
+
+_OURS: set[Callable[..., Any]] = {
+    create_shared_memory.dispatch(object),
+    _create_rows,
+    _create_dict,
+    _create_tuple,
+    _create_one_of,
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- read
@@ -166,20 +201,79 @@ def _read_tuple(space: Tuple[Any], shared_memory: tuple[Any, ...], n: int = 1) -
 def _read_one_of(space: OneOf[Any], shared_memory: tuple[Any, ...], n: int = 1) -> tuple[Any, ...]:
     _require(tuple, space, shared_memory)
     choices, *memories = shared_memory
-    batches = [read_from_shared_memory(part, memory, n=n) for part, memory in zip(space.spaces, memories, strict=True)]
+    values = [
+        by_row(part, read_from_shared_memory(part, memory, n=n), n)
+        for part, memory in zip(space.spaces, memories, strict=True)
+    ]
     return tuple(
-        (choice, _element(space.spaces[choice], batches[choice], index))
+        (choice, value_at(space.spaces[choice], values[choice], index))
         for index, choice in enumerate(_read_rows(_rows(space, choices).space, choices, n))
     )
 
 
-def _element(space: Space[Any], batch: Any, index: int) -> Any:
-    """Value ``index`` of a batch of ``space``."""
+# ----------------------------------------------------------------------------------------------- a batch and its values
+
+
+def by_row(space: Space[Any], batch: Any, n: int) -> Any:
+    """A batch of ``n`` values of ``space``, made ready for ``value_at``. Arrays are those of the batch."""
+    return _leaf_by_leaf(space, batch, lambda leaf, one: _singles(leaf, one, n))
+
+
+def value_at(space: Space[Any], values: Any, index: int) -> Any:
+    """One value, of what ``by_row`` has made."""
+    return _leaf_by_leaf(space, values, lambda _, singles: singles[index])
+
+
+def batch_of(space: Space[Any], batch: Any, rows: Rows, n: int) -> Any:
+    """A batch of some of the ``n`` values, in the form that the batch of all has. Its values are no copies, unless they
+    are rows of arrays."""
+    return _leaf_by_leaf(space, batch, lambda leaf, one: _some(leaf, one, rows, n))
+
+
+def _leaf_by_leaf(space: Space[Any], batch: Any, do: Callable[[Space[Any], Any], Any]) -> Any:
+    """``do`` with every space that is no Dict or Tuple, and what the batch has for it."""
     if isinstance(space, Dict):
-        return {key: _element(part, batch[key], index) for key, part in space.spaces.items()}
+        return {key: _leaf_by_leaf(part, batch[key], do) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
-        return tuple(_element(part, one, index) for part, one in zip(space.spaces, batch, strict=True))
-    return batch[index]
+        return tuple(_leaf_by_leaf(part, one, do) for part, one in zip(space.spaces, batch, strict=True))
+    return do(space, batch)
+
+
+def _some(space: Space[Any], batch: Any, rows: Rows, n: int) -> Any:
+    singles = _singles(space, batch, n)
+    if isinstance(singles, np.ndarray):
+        return singles[np.asarray(rows, np.intp)]
+    chosen = [singles[row] for row in rows]
+    if singles is batch and isinstance(batch, tuple | list):
+        return tuple(chosen) if isinstance(batch, tuple) else chosen
+    room: Any = create_empty_array(space, n=len(chosen))
+    some: Any = concatenate(space, chosen, room)
+    if not isinstance(some, type(batch)):
+        raise CustomSpaceError(
+            f"a batch of all values of {type(space)} is a {type(batch).__name__}, and one of some of them would be a "
+            f"{type(some).__name__}; register `create_empty_array` and `concatenate` of `gymnasium.vector.utils` for it"
+        )
+    return some
+
+
+def _singles(space: Space[Any], batch: Any, n: int) -> Any:
+    """The values of a batch, to be found by their row."""
+    if isinstance(batch, np.ndarray):
+        return batch
+    if batch_space.dispatch(type(space)) is not _AS_TUPLES:
+        singles: Any = list(iterate(batch_space(space, n), batch))
+    else:  # nobody has registered how it is batched
+        singles = batch
+    if isinstance(singles, Mapping) or not isinstance(singles, Sized) or len(singles) != n:
+        raise CustomSpaceError(
+            f"expected a batch of {type(space)} to have its {n} values one after the other, found "
+            f"{type(batch).__name__}; register `batch_space` and `iterate` of `gymnasium.vector.utils` for it"
+        )
+    return singles
+
+
+_AS_TUPLES = batch_space.dispatch(Space)
+"""How Gymnasium batches what it does not know: as tuples of single values."""
 
 
 # --------------------------------------------------------------------------------------------------------------- write

@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
 from memlane.vector.async_vector_env import AsyncVectorEnv
+from memlane.vector.messages import Ready
 
+_AGENTS = "memlane.agents"
+"""Where a game's metadata says how many agents it has. Its spaces do not: stacked, a Tuple of two parts may be that of
+two agents, or of any number of agents who have two parts each."""
 _PER_AGENT = {"rewards": "float64", "terminated": "bool", "truncated": "bool", "alive": "bool"}
 
 
@@ -29,7 +33,7 @@ class Game(Env[Any, Any]):
     def __init__(self, parallel_env: Any) -> None:
         self.game = parallel_env
         self.agents: list[Any] = list(parallel_env.possible_agents)
-        self.metadata = dict(getattr(parallel_env, "metadata", {}))
+        self.metadata = {**getattr(parallel_env, "metadata", {}), _AGENTS: len(self.agents)}
         self.render_mode = getattr(parallel_env, "render_mode", None)
         self.single_observation_space: Space[Any] = self._common(parallel_env.observation_space, "observation")
         self.single_action_space: Space[Any] = self._common(parallel_env.action_space, "action")
@@ -92,7 +96,11 @@ class Game(Env[Any, Any]):
 
 class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
     """PettingZoo parallel environments, stepped in worker processes; one row per agent. ``infos["alive"]`` says which
-    rows are agents that are still in the game."""
+    rows are agents that are still in the game.
+
+    A game ends when its last agent leaves. With ``SAME_STEP``, ``infos["final_obs"]`` has the last observations of the
+    agents whose end that was, a row for each. What is not told per agent (``agent_infos``, ``final_info``,
+    ``restarted``) has a row for each game."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **kwargs: Any) -> None:
         """``kwargs`` are those of ``AsyncVectorEnv``."""
@@ -111,30 +119,59 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         observations, infos = self._games.reset(seed=seed, options=options)
-        _, _, _, infos = self._per_row(infos)
+        infos["alive"] = self._per_row(infos)["alive"]
         return self._rows(observations), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         stacked = _reshaped(actions, (self.num_games, len(self.agents)), 1)
         observations, *_, infos = self._games.step(stacked)
-        rewards, terminated, truncated, infos = self._per_row(infos)
-        return self._rows(observations), rewards, terminated, truncated, infos
+        told = self._per_row(infos)
+        if "final_info" in infos:
+            self._take_last(told, infos["final_info"])
+        if "_restarted" in infos:
+            told["truncated"] |= self._each_agent(infos["_restarted"])
+        if "final_obs" in infos:
+            ended = self._each_agent(infos["_final_obs"]) & (told["terminated"] | told["truncated"])
+            infos["final_obs"], infos["_final_obs"] = self._final_rows(infos["final_obs"], ended), ended
+        infos["alive"] = told["alive"]
+        return self._rows(observations), told["rewards"], told["terminated"], told["truncated"], infos
 
     def _rows(self, observations: Any) -> Any:
         return _reshaped(observations, (self.num_envs,), 2)
 
-    def _per_row(self, infos: dict[str, Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        rows = {}
+    def _each_agent(self, of_games: NDArray[Any]) -> NDArray[Any]:
+        return np.repeat(of_games, len(self.agents))
+
+    def _per_row(self, infos: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """What the games told per agent, taken out of their infos; zeros where they did not."""
+        told = {}
         for name, dtype in _PER_AGENT.items():
             values = infos.pop(name, None)
             infos.pop(f"_{name}", None)
-            rows[name] = (
+            told[name] = (
                 np.zeros(self.num_envs, dtype) if values is None else values.reshape(self.num_envs).astype(dtype)
             )
-        if "_restarted" in infos:
-            rows["truncated"] |= np.repeat(infos["_restarted"], len(self.agents))
-        infos["alive"] = rows["alive"]
-        return rows["rewards"], rows["terminated"], rows["truncated"], infos
+        return told
+
+    def _take_last(self, told: dict[str, NDArray[Any]], final_info: dict[str, Any]) -> None:
+        """Games that ended and began again in the same step have told what their new episode begins with, and in
+        ``final_info`` what came of the step. Only who is alive is a matter of the new one."""
+        # A game that was restarted has ended too, but there is no last step to tell of.
+        ended = self._each_agent(final_info.get("_rewards", np.zeros(self.num_games, np.bool_)))
+        last = self._per_row(final_info)
+        for name in ("rewards", "terminated", "truncated"):
+            told[name][ended] = last[name][ended]
+
+    def _final_rows(self, of_games: NDArray[Any], ended: NDArray[np.bool_]) -> NDArray[Any]:
+        """The last observations of the agents that ``ended``, one by one."""
+        final = np.full(self.num_envs, None, object)
+        for game, stacked in enumerate(of_games):
+            if stacked is None:  # it has not ended, or was restarted before anybody saw anything
+                continue
+            for row, seen in enumerate(iterate(self._games.single_observation_space, stacked), game * len(self.agents)):
+                if ended[row]:
+                    final[row] = seen
+        return final
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Once for each game."""
@@ -150,14 +187,12 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
 class _GamesVectorEnv(AsyncVectorEnv):
     """What is told per agent is declared once the number of agents is known."""
 
-    def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-        agents = len(self._agents_of(self.single_action_space))
-        return {**given, **{name: (dtype, (agents,)) for name, dtype in _PER_AGENT.items()}}
+    def _take_spaces(self, ready: list[Ready]) -> None:
+        self._agents = ready[0].metadata.pop(_AGENTS)  # from there the batch has its metadata
+        super()._take_spaces(ready)
 
-    @staticmethod
-    def _agents_of(stacked: Space[Any]) -> range:
-        shape = getattr(stacked, "shape", None)
-        return range(shape[0] if shape else len(getattr(stacked, "spaces", [])))
+    def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+        return {**given, **{name: (dtype, (self._agents,)) for name, dtype in _PER_AGENT.items()}}
 
 
 class _GameFn:

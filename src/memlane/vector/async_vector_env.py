@@ -8,6 +8,7 @@ waits for whom.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import os
@@ -237,7 +238,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 fields_of(self.single_observation_space, 1, capacity)
                 observation_space = self.single_observation_space
             except CustomSpaceError:
-                registered = self._registered()
+                registered = self._registered(capacity)
         action_space: Space[Any] | None = self.single_action_space
         try:
             fields_of(self.single_action_space, 1, action_capacity)
@@ -251,11 +252,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if observation_space is None and registered is None:
             self._by_message = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
             self._single: list[Any] = [None] * self.num_envs
+            with contextlib.suppress(CustomSpaceError):  # without it, the first reset must be one of all of them
+                empty = iterate(batch_space(self.single_observation_space, self.num_envs), self._by_message)
+                self._single = [deepcopy(one) for one in empty]
         return Steps.create(plan)
 
-    def _registered(self) -> RegisteredColumn:
+    def _registered(self, capacity: Any) -> RegisteredColumn:
         try:
-            return RegisteredColumn.create(self.single_observation_space, self.num_envs)
+            return RegisteredColumn.create(self.single_observation_space, self.num_envs, capacity)
         except CustomSpaceError as error:
             raise ValueError(
                 "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
@@ -336,6 +340,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.step_async(actions)
         self._waiting("step_into", AsyncState.WAITING_STEP)
         infos, _ = self._gather("step_into", None)
+        if self._restarts_need_last:
+            self._keep_all()
         steps = self._steps
         store_step(slot, index, steps.rewards, steps.terminated, steps.truncated, self._rows_for_slots())
         return infos
@@ -344,6 +350,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """``reset``, with the observations where the first step begins; see ``step_into``."""
         self.reset_async(**kwargs)
         infos, _ = self._gather("reset_into", None)
+        if self._restarts_need_last:
+            self._keep_all()
         store_observations(slot, 0, self._rows_for_slots())
         return infos
 
@@ -440,7 +448,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if self._steps.observations is not None:
             return self._steps.observations.load_rows(ids)
         room: Any = create_empty_array(self.single_observation_space, n=len(ids))
-        return concatenate(self.single_observation_space, [self._single[env] for env in ids.tolist()], room)
+        # Copies: what is batched as a tuple would be ours, and seen again in the batch of a reset of some others.
+        singles = [deepcopy(self._single[env]) for env in ids.tolist()]
+        return concatenate(self.single_observation_space, singles, room)
 
     def _column(self, caller: str) -> Column:
         if self._steps.actions is None:
@@ -585,15 +595,22 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     # --------------------------------------------------------------------------------------------------------- results
 
     def _batch(self) -> Any:
-        if self._steps.observations is None:
-            if self._restarts_need_last:
-                self._conductor.last_observations = deepcopy(self._single)
-            batch = concatenate(self.single_observation_space, self._single, self._by_message)
-            return deepcopy(batch) if self.copy else batch
         if self._restarts_need_last:
-            batch = self._steps.observations.read(copy=True)
-            self._conductor.last_observations = list(iterate(self.observation_space, batch))
+            self._keep_all()
+        if self._steps.observations is None:
+            batch = concatenate(self.single_observation_space, self._single, self._by_message)
+            return self._observations.hand_out(batch)
         return self._observations.batch()
+
+    def _keep_all(self) -> None:
+        """Keep what is handed out now: a restart may have to show it again."""
+        column = self._steps.observations
+        if column is None:
+            self._conductor.last_observations = deepcopy(self._single)
+        elif isinstance(column, RegisteredColumn):
+            self._conductor.last_observations = column.load_each()
+        else:
+            self._conductor.last_observations = list(iterate(self.observation_space, column.read(copy=True)))
 
     def _keep_last(self, envs: list[int]) -> None:
         column, last = self._steps.observations, self._conductor.last_observations

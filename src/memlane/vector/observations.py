@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
+import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
@@ -17,7 +19,8 @@ class Observations:
     until the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``).
 
     ``fields`` are the arrays of ``space`` (``observation.<path>``). To be borrowed in debug mode, they must lie in
-    ``segment``. A space of None: ``column`` has the observations, but not in arrays, so they are never borrowed."""
+    ``segment``. A space of None: ``column`` has the observations, but not in arrays that are known here, so debug mode
+    does not watch over them."""
 
     def __init__(
         self,
@@ -48,8 +51,10 @@ class Observations:
         if self._rows is not None:
             return self._rows.copy()
         assert self.column is not None
-        if self._copy or self._space is None:
-            return self.column.read(copy=self._copy)
+        if self._copy:
+            return self.column.read(copy=True)
+        if self._space is None:
+            return self.hand_out(self.column.read(copy=False))
         if self._view is not None:
             return self._view.read(copy=False)
         assert self._segment is not None
@@ -59,6 +64,10 @@ class Observations:
         borrowed = part_column("observation", self._space, views)
         assert borrowed is not None
         return borrowed.read(copy=False)
+
+    def hand_out(self, batch: Any) -> Any:
+        """A batch that lies elsewhere, in memory that will be overwritten, as the caller gets it."""
+        return deepcopy(batch) if self._copy else read_only_batch(batch)
 
     def end(self) -> None:
         """The rows are about to change: what was borrowed ends."""
@@ -80,3 +89,18 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def read_only_batch(batch: Any) -> Any:
+    """A batch of any form with ``read_only`` arrays, none of them a copy. What is neither an array nor a dict, tuple or
+    list of them stays what it is."""
+    if isinstance(batch, np.ndarray):
+        return read_only(batch)
+    if isinstance(batch, dict):
+        return {key: read_only_batch(part) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        parts = [read_only_batch(part) for part in batch]
+        if isinstance(batch, list):
+            return parts
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)  # a graph is a named tuple
+    return batch

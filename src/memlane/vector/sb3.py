@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from memlane.vector.async_vector_env import AsyncVectorEnv
+from memlane.vector.messages import for_worker
 
 
 class SB3VecEnv(VecEnv):
@@ -27,12 +28,34 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> Any:
         seeds = [None if seed is None else int(seed) for seed in self._seeds]
-        options = self._options[0] if any(self._options) else None
-        observations, infos = self.envs.reset(seed=seeds, options=options)
-        self.reset_infos = self._listed(infos)
+        observations: Any = None
+        for options, envs in self._by_options():
+            # Observations of the others stay where they are: the last batch has those of all.
+            observations, infos = self.envs.reset(seed=seeds, options=self._masked(options, envs))
+            listed = self._listed(infos)
+            for env in envs:
+                self.reset_infos[env] = listed[env]
         self._reset_seeds()
         self._reset_options()
         return observations
+
+    def _by_options(self) -> Iterator[tuple[dict[str, Any], list[int]]]:
+        """The different options, each with the environments that are to be reset with them."""
+        if len(self._options) != self.num_envs:
+            raise ValueError(f"expected options for {self.num_envs} environments, found {len(self._options)}")
+        # Told apart by what is sent: arrays, for one, do not say whether they are equal.
+        same: dict[bytes, list[int]] = {}
+        for env, options in enumerate(self._options):
+            same.setdefault(for_worker(options or {}), []).append(env)
+        for envs in same.values():
+            yield self._options[envs[0]] or {}, envs
+
+    def _masked(self, options: dict[str, Any], envs: list[int]) -> dict[str, Any] | None:
+        if len(envs) == self.num_envs:
+            return options or None
+        mask = np.zeros(self.num_envs, np.bool_)
+        mask[envs] = True
+        return {**options, "reset_mask": mask}
 
     def step_async(self, actions: NDArray[Any]) -> None:
         self.envs.step_async(actions)

@@ -272,6 +272,10 @@ class Worker:
             self.last[k] = deepcopy(observation)
 
     def _last(self, k: int) -> Any:
+        """The last observation of the k-th environment, in the only mode that shows it: reading it back may be the
+        work of a function that a user registered, and can fail."""
+        if self.mode is not AutoresetMode.SAME_STEP:
+            return None
         column = self.steps.observations
         return self.last.get(k) if column is None else deepcopy(column.read_one(self.first + k))
 
