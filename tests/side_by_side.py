@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 SHM = Path("/dev/shm")
 GROUPS = [
     ["train"],
-    ["native", "benchmarks", "spaces", "examples"],
+    ["native", "benchmarks", "spaces", "examples", "vector/test_registered.py"],
     ["ipc", "test_cli.py", "test_lessons.py", "vector/test_faces.py", "vector/test_declared_infos.py"],
 ]
 """The last run has all others. Each takes about as long."""
