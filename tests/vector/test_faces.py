@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -188,17 +189,21 @@ class Optional(Counter):
         return super().reset(seed=seed)[0], {"seed": seed, "options": repr(options or None), "resets": self.resets}
 
 
-def optional_pair(sb3: Any, **arguments: Any) -> tuple[Any, Any]:
+@contextlib.contextmanager
+def optional_pair(sb3: Any, **arguments: Any) -> Iterator[tuple[Any, Any]]:
     from memlane.vector.sb3 import SB3VecEnv
 
-    return SB3VecEnv([Optional] * 4, num_workers=2, **arguments), sb3.common.vec_env.DummyVecEnv([Optional] * 4)
+    ours = SB3VecEnv([Optional] * 4, num_workers=2, **arguments)
+    try:
+        yield ours, sb3.common.vec_env.DummyVecEnv([Optional] * 4)
+    finally:
+        ours.close()
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_each_environment_is_reset_with_its_own_options(sb3: Any, shared_memory: bool) -> None:
-    ours, theirs = optional_pair(sb3, shared_memory=shared_memory)
     wanted = [{"length": 5}, {}, {"length": 7, "map": np.ones(2)}, {"length": 5, "map": np.zeros(2)}]
-    try:
+    with optional_pair(sb3, shared_memory=shared_memory) as (ours, theirs):
         for envs in (ours, theirs):
             envs.seed(5)
             envs.set_options(wanted)
@@ -209,35 +214,26 @@ def test_each_environment_is_reset_with_its_own_options(sb3: Any, shared_memory:
         assert ours.reset_infos == theirs.reset_infos
         assert np.array_equal(ours.reset(), theirs.reset())  # seeds and options are for one reset
         assert ours.reset_infos == theirs.reset_infos
-    finally:
-        ours.close()
 
 
 def test_options_for_all_environments_are_given_to_all(sb3: Any) -> None:
-    ours, theirs = optional_pair(sb3)
-    try:
+    with optional_pair(sb3) as (ours, theirs):
         for envs in (ours, theirs):
             envs.set_options({"length": 9})
         assert np.array_equal(ours.reset(), theirs.reset())
         assert ours.get_attr("length") == [9] * 4
         assert ours.reset_infos == theirs.reset_infos
-    finally:
-        ours.close()
 
 
 def test_options_for_too_few_environments_are_refused(sb3: Any) -> None:
-    ours, _ = optional_pair(sb3)
-    try:
+    with optional_pair(sb3) as (ours, _):
         ours.set_options([{"length": 9}])
         with pytest.raises(ValueError, match="options for 4 environments, found 1"):
             ours.reset()
-    finally:
-        ours.close()
 
 
 def test_reset_infos_are_those_of_each_environments_last_reset(sb3: Any) -> None:
-    ours, theirs = optional_pair(sb3)
-    try:
+    with optional_pair(sb3) as (ours, theirs):
         for envs in (ours, theirs):
             envs.set_options([{"length": length} for length in (1, 2, 3, 3)])
             envs.reset()
@@ -245,8 +241,6 @@ def test_reset_infos_are_those_of_each_environments_last_reset(sb3: Any) -> None
             ours.step(np.zeros(4, int)), theirs.step(np.zeros(4, int))
             assert ours.reset_infos == theirs.reset_infos
         assert [info["resets"] for info in ours.reset_infos] == [8, 4, 3, 3]
-    finally:
-        ours.close()
 
 
 def test_the_sb3_face_knows_which_environments_are_wrapped(sb3: Any) -> None:
