@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
-NATIVE := CMakeLists.txt $(shell find native -type f)
+NATIVE := CMakeLists.txt $(shell find cpp -type f)
 CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 
 .PHONY: train demo test lint types native-test python-test soak bench setup clean
@@ -69,7 +69,7 @@ build/native/.built build/native-thread/.built build/native-address/.built: $(VE
 	@touch $@
 
 python-test: $(VENV)/.built
-	$(PY) tests/side_by_side.py
+	$(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
 
 soak: $(VENV)/.built  ## minutes of kills and races
 	$(PY) -m pytest -m soak

@@ -35,7 +35,7 @@ from two_processes import (
     wake_ups,
 )
 
-from memlane.ipc.ring import Ring
+from memlane.lanes.ring import Ring
 
 SMALL_BYTES = 4096
 LARGE_BYTES = 8 << 20

@@ -28,7 +28,7 @@ def main() -> None:
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecMonitor
 
-    from memlane.vector.sb3 import SB3VecEnv
+    from memlane.vector.adapters.sb3 import SB3VecEnv
 
     torch.set_num_threads(1)
     # Was: SubprocVecEnv([lambda: gymnasium.make(told.env)] * told.num_envs)

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 
-from memlane.ipc.protocols import CollectorJoined, CollectorLost
+from memlane.runner.protocols import CollectorJoined, CollectorLost
 from memlane.train.run import Metrics
 from memlane.train.trainer import Options, train
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing as mp
 import os
+import shutil
+import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+"""New interpreters that tests start import `tests.support` as the tests do."""
+
+# A shell that starts tests in the background lets them ignore Ctrl-C, and so would the programs that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Every test checks which names it left behind, so workers that run side by side must not see each other's.
+    os.environ["MEMLANE_SHM_DIR"] = tempfile.mkdtemp(dir="/dev/shm", prefix="tests-")
+    atexit.register(shutil.rmtree, os.environ["MEMLANE_SHM_DIR"])
 
 SHM = Path(os.environ.get("MEMLANE_SHM_DIR", "/dev/shm"))
 

@@ -300,7 +300,7 @@ def test_doctor_has_a_line_for_each_finding_and_ends_with_1_if_one_fails(monkeyp
     said = memlane("doctor")
     assert (said.returncode, said.stderr) == (0, "")
     assert re.search(r"^ok +Python +3", said.stdout, re.MULTILINE)
-    from memlane.train import doctor
+    from memlane import doctor
 
     monkeypatch.setattr(doctor, "LOOKS", [lambda: [doctor.Finding("fail", "luck", "none left", "get some")]])
     assert cli.main(["doctor"]) == 1

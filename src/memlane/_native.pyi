@@ -138,7 +138,7 @@ class Ring:
     def release(self, slot: int) -> None: ...
     def put(
         self,
-        parts: Parts | None,
+        parts: TensorParts | None,
         tensors: Mapping_[str, object] | None,
         policy_version: int,
         writer: int,
@@ -149,7 +149,7 @@ class Ring:
         """Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows."""
     def get(
         self,
-        parts: Parts | None,
+        parts: TensorParts | None,
         tensors: Mapping_[str, object] | None,
         timeout: float | None,
         peers: Iterable[_Watchable],
@@ -161,7 +161,7 @@ class Ring:
         """Put back what dead processes held; say how many slots that were."""
     def counters(self) -> dict[str, int]: ...
 
-class Parts:
+class TensorParts:
     def __init__(self, parts: Sequence[tuple[str, object, int, object, int, int]], writeable: bool) -> None: ...
     def same(self, tensors: Mapping_[str, object]) -> bool: ...
     def fits(self, tensors: Mapping_[str, object]) -> bool: ...
@@ -173,12 +173,12 @@ class Weights:
     @property
     def label(self) -> str: ...
     def version(self) -> int: ...
-    def publish(self, parts: Parts) -> int: ...
-    def publish_these(self, parts: Parts | None, tensors: Mapping_[str, object]) -> int:
+    def publish(self, parts: TensorParts) -> int: ...
+    def publish_these(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
         """`publish`, or 0 if the tensors are not what `parts` knows."""
-    def read_new(self, parts: Parts | None, tensors: Mapping_[str, object], known: int) -> int:
+    def read_new(self, parts: TensorParts | None, tensors: Mapping_[str, object], known: int) -> int:
         """`read` unless it is the known version; -1 if the tensors are not what `parts` knows."""
-    def read(self, parts: Parts) -> int: ...
+    def read(self, parts: TensorParts) -> int: ...
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
     def retries(self) -> int: ...
 
@@ -286,14 +286,14 @@ def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
 def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
     """Infos that all have the same keys and only floats: keys, their dtypes, the first environment, floats; or None."""
 
-class Place:
+class ColumnWriter:
     """Where values of a space go. Whoever made it keeps the arrays alive."""
 
     def __init__(self, description: tuple[Any, ...]) -> None: ...
     def store(self, value: object) -> bool:
         """Store a value in the first row if it is plainly right; otherwise False."""
 
-class Outcomes:
+class StepWriter:
     """What one environment's step leaves, written in one call."""
 
     def __init__(
@@ -328,13 +328,13 @@ class Commands:
     def give_all(self, cell: int, order: int) -> None:
         """Tell all of them."""
 
-class Rounds:
+class StepLoop:
     """A worker's side of the steps: plain ones are made without Python."""
 
     def __init__(
         self,
         command: Command,
-        outcomes: Outcomes,
+        outcomes: StepWriter,
         quorums: list[Quorum],
         asked: Words,
         answered: Words,

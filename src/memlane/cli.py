@@ -132,7 +132,7 @@ def train(
         settings: Of the algorithm, over the preset's: learning_rate=1e-3 network.hidden=(128,128)
     """
     _warm_up()
-    from memlane.train.settings import settings_of
+    from memlane.train.options import settings_of
     from memlane.train.trainer import Options
 
     config = settings_of([one for some in settings for one in some], algo)
@@ -197,8 +197,8 @@ def evaluate(
         f"{found['mean_length']:g} steps each"
     )
     if render is not None:
-        from memlane.train.film import write_film
-        from memlane.train.report import write_report
+        from memlane.train.ui.gif import write_film
+        from memlane.train.ui.report import write_report
 
         film = write_film(policy, options, run / "evaluation.gif")
         _say(f"{film} shows the first episode, and so does {write_report(run)}")
@@ -206,7 +206,7 @@ def evaluate(
 
 def doctor() -> int:
     """Look whether this machine has what memlane needs, and say what to do where it has not. Ends with 1 if not."""
-    from memlane.train.doctor import examine
+    from memlane.doctor import examine
 
     found = examine()
     console, width = _console(), max(len(one.what) for one in found)
@@ -269,8 +269,8 @@ def _say(text: str, *, stderr: bool = False) -> None:
 
 
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
-    from memlane.train.display import JsonLines, Told, display_for
     from memlane.train.trainer import settle, train
+    from memlane.train.ui.live_display import JsonLines, Told, display_for
 
     options = settle(options)
     assert options.max_steps is not None
@@ -310,10 +310,10 @@ def _warm_up() -> None:
     """Start the server that collectors are forked from. It imports torch while this process does the same, which saves
     time where a second core is idle, and none where both are taken."""
     _need_torch()
-    from memlane.ipc.collectors import start_server
+    from memlane.runner.process_collectors import start_fork_server
     from memlane.train.interrupts import uninterrupted
 
-    start_server()
+    start_fork_server()
     with uninterrupted() as interrupted:  # in the middle of its own import, torch answers Ctrl-C with an abort
         importlib.import_module("torch")
     if interrupted():

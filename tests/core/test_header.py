@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import FIELDS, dead_peer, write_segment
 
 from memlane.core import Layout, Life, Peer, Segment, SegmentError
 from memlane.core import header as header_module
 from memlane.core.header import CLOSED, DTYPE, LAYOUT_AT, MAGIC, PAGE, READY, VERSION, Header, mark_closed, pid_space
+from tests.support import strategies as strategies
+from tests.support.processes import FIELDS, dead_peer, write_segment
 
 LAYOUT = Layout(FIELDS)
 PLACES = {name: (DTYPE.fields[name][1], DTYPE.fields[name][0]) for name in DTYPE.names or ()}  # type: ignore[index]

@@ -31,11 +31,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import victims
-from victims import END, PAYLOAD, SURVIVORS, checksum
 
 from memlane import _native
 from memlane.core import Life, Peer, PeerDied, Segment, SegmentMissing, reclaim
+from tests.support import core_victims as victims
+from tests.support.core_victims import END, PAYLOAD, SURVIVORS, checksum
 
 PROMISE_NS = 1_000_000_000  # a death is noticed within a second
 PATIENCE = 10.0  # seconds after which a test gives up on something that is no promise of ours, such as a fork
@@ -64,7 +64,7 @@ class Template:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, victims.__file__, str(theirs.fileno())],
+                [sys.executable, "-m", victims.__name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would forbid to fork
             )

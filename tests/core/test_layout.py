@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import output_of
 
 from memlane import _native
 from memlane.core import SIGNAL, Layout, LayoutError
 from memlane.core import layout as layout_module
+from tests.support import strategies as strategies
+from tests.support.processes import output_of
 
 FUZZ = settings(deadline=None, max_examples=100)
 

@@ -16,10 +16,20 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import FIELDS, METHODS, PATIENCE, child, dead_peer, ring_when_tied, script, sleep_forever, wait_for
 
 from memlane.core import Life, Peer, PeerDied, Roster, Segment, SegmentError, die_with
-from memlane.core.liveness import signal_name
+from memlane.core.children import signal_name
+from tests.support.processes import (
+    FIELDS,
+    METHODS,
+    PATIENCE,
+    child,
+    dead_peer,
+    ring_when_tied,
+    script,
+    sleep_forever,
+    wait_for,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -240,7 +250,7 @@ def test_a_signal_without_a_name_has_its_number() -> None:
 
 PARENT = """
     import sys
-    from support import parent_of_tied_child
+    from tests.support.processes import parent_of_tied_child
     name, method, grace, stubborn = sys.argv[1:]
     parent_of_tied_child(name, method, float(grace), stubborn == "True")
 """

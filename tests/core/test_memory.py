@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import FIELDS
 
 from memlane.core import BudgetError, Segment
 from memlane.core.memory import Room, directory_room, group_room, machine_room, readable, require
+from tests.support.processes import FIELDS
 
 Run = Callable[[str], str]
 UNSHARE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]

@@ -14,7 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import (
+
+from memlane.core import (
+    Life,
+    Peer,
+    Segment,
+    SegmentError,
+    SegmentExists,
+    SegmentMissing,
+    fresh_name,
+    leftovers,
+    names,
+    reclaim,
+)
+from memlane.core.header import Header, pid_space
+from tests.support.processes import (
     FIELDS,
     PATIENCE,
     ask,
@@ -30,20 +44,6 @@ from support import (
     wait_for,
     write_segment,
 )
-
-from memlane.core import (
-    Life,
-    Peer,
-    Segment,
-    SegmentError,
-    SegmentExists,
-    SegmentMissing,
-    fresh_name,
-    leftovers,
-    names,
-    reclaim,
-)
-from memlane.core.header import Header, pid_space
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -260,7 +260,7 @@ def test_an_exit_of_an_attacher_prints_nothing_about_leaks(shm_dir: Path) -> Non
     with Segment.create(FIELDS, name="shared"):
         code = """
             import multiprocessing as mp
-            from support import attach_and_exit
+            from tests.support.processes import attach_and_exit
             if __name__ == "__main__":
                 process = mp.get_context("spawn").Process(target=attach_and_exit, args=("shared",))
                 process.start()

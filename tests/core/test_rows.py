@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import strategies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memlane.core import Rows, Segment
+from tests.support import strategies as strategies
 
 FUZZ = settings(deadline=None, max_examples=150)
 ROW_SHAPES = st.lists(st.integers(0, 4), max_size=2).map(tuple)

@@ -16,7 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import (
+
+from memlane.core import (
+    Layout,
+    Lease,
+    Peer,
+    Segment,
+    SegmentClosed,
+    SegmentError,
+    SegmentExists,
+    SegmentMissing,
+    fresh_name,
+)
+from tests.support.processes import (
     FIELDS,
     METHODS,
     ask,
@@ -32,18 +44,6 @@ from support import (
     total_in_grandchild,
     write_row,
     write_segment,
-)
-
-from memlane.core import (
-    Layout,
-    Lease,
-    Peer,
-    Segment,
-    SegmentClosed,
-    SegmentError,
-    SegmentExists,
-    SegmentMissing,
-    fresh_name,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -690,7 +690,7 @@ def test_no_order_of_close_and_use_crashes_a_process() -> None:
         import gc, os, pickle, random, sys
         import numpy as np
         from memlane.core import Lease, Segment, SegmentError
-        from support import FIELDS
+        from tests.support.processes import FIELDS
         random.seed(int(sys.argv[1]))
         held, refused = [Segment.create(FIELDS) for _ in range(3)], 0
 
@@ -737,7 +737,7 @@ def test_no_order_of_close_and_use_crashes_a_process() -> None:
 def test_an_array_outlives_its_closed_segment_up_to_the_end_of_the_program() -> None:
     code = """
         from memlane.core import Segment
-        from support import FIELDS
+        from tests.support.processes import FIELDS
         segment = Segment.create(FIELDS)
         view, bell = segment["obs"], segment.signal("bell")
         view[:] = 1

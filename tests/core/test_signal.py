@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import PATIENCE, child, dead_peer, script, sleep_forever
 
 from memlane import _native
 from memlane.core import SIGNAL, Peer, PeerDied, Segment, SegmentClosed, SegmentError, Signal, WaitTimeout, Words
+from tests.support.processes import PATIENCE, child, dead_peer, script, sleep_forever
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 FIELDS = {

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import replay_support
 import torch
-from replay_support import contents
-from support import METHODS, child
 
 from memlane.core import NothingToSample, SegmentClosed
 from memlane.ipc import ReplayBuffer, transition_layout
 from memlane.ipc.shared_buffer import SharedBufferBase
+from tests.support import replays as replay_support
+from tests.support.processes import METHODS, child
+from tests.support.replays import contents
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-import os
 import pickle
 import re
 import signal
@@ -12,10 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lane_support
 import numpy as np
 import pytest
-from support import METHODS, PATIENCE, ask, child, output_of
 
 from memlane.core import (
     MemlaneError,
@@ -30,6 +27,8 @@ from memlane.core import (
 )
 from memlane.core import fresh_name as fresh
 from memlane.ipc import RolloutRingBuffer, rollout_layout
+from tests.support import lanes as lane_support
+from tests.support.processes import METHODS, PATIENCE, ask, child, output_of
 
 SIZES = (2, 5, 3, 1)  # num_envs, num_steps, obs_dim, action_dim
 FIELDS = {
@@ -586,7 +585,7 @@ def test_no_use_after_cleanup_crashes_the_process() -> None:
     output = output_of(
         """
         from memlane.ipc import RolloutRingBuffer
-        from test_rollout_ring_buffer import SIZES, USES, write
+        from tests.ipc.test_rollout_ring_buffer import SIZES, USES, write
         buffer = RolloutRingBuffer(*SIZES)
         write(buffer, 1, 2)
         views, mine = buffer.read_numpy_views(), buffer.write_buffer
@@ -601,7 +600,6 @@ def test_no_use_after_cleanup_crashes_the_process() -> None:
         del buffer
         print(views["obs"].sum(), mine["obs"].sum())
         """,
-        PYTHONPATH=os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)) + "/core"]),
     )
     assert output == "30.0 30.0\n"
 

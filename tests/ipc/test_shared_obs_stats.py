@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lane_support
 import numpy as np
 import pytest
-from support import METHODS, PATIENCE, ask, output_of
 
 from memlane.core import SegmentClosed
 from memlane.ipc import SharedObsNormStats
+from tests.support import lanes as lane_support
+from tests.support.processes import METHODS, PATIENCE, ask, output_of
 
 
 @pytest.fixture
@@ -189,7 +189,9 @@ def test_what_is_neither_array_nor_number_is_refused_by_name(stats: SharedObsNor
     assert stats.get() is None
 
 
-@pytest.mark.parametrize("value", [np.zeros((2, 3)), None, 1.5, "mean", iter([np.zeros(2)])], ids=repr)
+@pytest.mark.parametrize(
+    "value", [np.zeros((2, 3)), None, 1.5, "mean", iter([np.zeros(2)])], ids=lambda value: type(value).__name__
+)
 def test_what_is_neither_tuple_nor_dict_is_refused(stats: SharedObsNormStats, value: Any) -> None:
     """An array was taken for a tuple of its rows."""
     expected = f"must be a tuple such as (mean, std), or a dict, found {type(value).__name__}; put a single one"

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import output_of
 
 import memlane
 from memlane import ipc
+from tests.support.processes import output_of
 
 PACKAGE = Path(memlane.__file__).parent
 FILES = sorted((PACKAGE / "ipc").glob("*.py"))
@@ -243,7 +243,9 @@ def test_the_lanes_import_only_the_core_below_them(file: Path) -> None:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
         for name in names:
-            assert not name.startswith("memlane") or re.match(r"memlane($|\.(core|ipc|_native)(\.|$))", name), name
+            assert not name.startswith("memlane") or re.match(
+                r"memlane($|\.(core|lanes|runner|ipc|_native)(\.|$))", name
+            ), name
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

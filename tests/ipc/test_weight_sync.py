@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import multiprocessing as mp
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lane_support
 import numpy as np
 import pytest
-from support import METHODS, PATIENCE, ask, output_of
 
 from memlane.core import Layout, SegmentClosed, SegmentError, SegmentMissing, WaitTimeout, fresh_name
 from memlane.ipc import SharedWeightSync, layout_of
+from tests.support import lanes as lane_support
+from tests.support.processes import METHODS, PATIENCE, ask, output_of
 
 SHAPES = {"w": (2, 3), "b": (3,)}
 
@@ -482,7 +481,7 @@ def test_no_use_after_cleanup_crashes_the_process() -> None:
     output = output_of(
         """
         from memlane.ipc import SharedWeightSync
-        from test_weight_sync import SHAPES, USES, state
+        from tests.ipc.test_weight_sync import SHAPES, USES, state
         sync, mine = SharedWeightSync(SHAPES), state(1)
         sync.write_weights(mine)
         sync.read_weights_into(mine)
@@ -493,6 +492,5 @@ def test_no_use_after_cleanup_crashes_the_process() -> None:
             except Exception as error:
                 print(type(error).__name__)
         """,
-        PYTHONPATH=os.pathsep.join([os.path.dirname(__file__), os.path.dirname(os.path.dirname(__file__)) + "/core"]),
     )
     assert output.split() == ["SegmentClosed"] * (len(USES) + 2)

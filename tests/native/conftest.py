@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,10 +10,7 @@ from typing import Any
 import pytest
 
 from memlane.native import NativeVectorEnv, Spec, make, open_library
-
-sys.path.append(str(Path(__file__).parent))
-
-from native_envs_support import ECHOES, ENVS, OWN, Making, gcc
+from tests.support.native_envs import ECHOES, ENVS, OWN, Making, gcc
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
-from native_envs_support import assert_same, copied
 
 from memlane.native import NativeEnv, NativeVectorEnv, Spec, built_in, built_in_names
+from tests.support.native_envs import assert_same, copied
 
 pytestmark = pytest.mark.timeout(20, method="signal")
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from native_envs_support import gcc
 
 from memlane.native import SpecError, built_in, built_in_names, load, make, open_library
+from tests.support.native_envs import gcc
 
 HELPED = """
 #include "memlane/env.h"

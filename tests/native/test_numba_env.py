@@ -20,7 +20,7 @@ from memlane.native import NativeVectorEnv, Spec, SpecError, built_in
 from memlane.native.numba_env import choice, numba_env, random_bits, uniform
 from memlane.testing import check_env
 
-INCLUDE = Path(__file__).parents[2] / "native" / "include"
+INCLUDE = Path(__file__).parents[2] / "cpp" / "include"
 BOUNDS = np.array([4.8, np.inf, 0.41887903, np.inf])
 
 

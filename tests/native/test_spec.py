@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from native_envs_support import gcc
 
 from memlane import _native
 from memlane.core import MemlaneError
 from memlane.native import NativeVectorEnv, Spec, SpecError, built_in, built_in_names, open_library
 from memlane.native.spec import CEnvs, CField, CSetting, CSpec
+from tests.support.native_envs import gcc
 
 MIRRORS = {"memlane_spec": CSpec, "memlane_field": CField, "memlane_setting": CSetting, "memlane_envs": CEnvs}
 

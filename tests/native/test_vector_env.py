@@ -17,11 +17,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
-from native_envs_support import Making, actions_for, assert_same, copied, run
 
 from memlane.core import StaleView, StaleViewWarning
 from memlane.ipc import RolloutRingBuffer
 from memlane.native import NativeEnv, NativeVectorEnv, Spec, make
+from tests.support.native_envs import Making, actions_for, assert_same, copied, run
 
 pytestmark = pytest.mark.timeout(20, method="signal")
 

@@ -11,11 +11,22 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, On
 from gymnasium.vector.utils import batch_space, iterate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from space_support import ALL, ROOMY, Angle, Unknown, column_in, fixed_spaces, plain_column, same, spaces, write_column
-from support import ask
 
 from memlane.core import Layout, Segment
 from memlane.spaces import column_of, fields_of
+from tests.support.processes import ask
+from tests.support.spaces import (
+    ALL,
+    ROOMY,
+    Angle,
+    Unknown,
+    column_in,
+    fixed_spaces,
+    plain_column,
+    same,
+    spaces,
+    write_column,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 every_space = pytest.mark.parametrize("space", ALL.values(), ids=ALL)

@@ -20,9 +20,9 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Space, Tuple
 from gymnasium.vector import AutoresetMode
-from vector_envs_support import Chance, Counter, Raiser, Shower, Sleeper, bad_pickle, ours, reference
 
 from memlane.vector import AsyncVectorEnv, Capacity, WorkerDied
+from tests.support.vector_envs import Chance, Counter, Raiser, Shower, Sleeper, bad_pickle, ours, reference
 
 # By a signal: a test that hangs fails by itself and does not take the others with it.
 pytestmark = [

@@ -6,9 +6,9 @@ import ctypes
 from typing import Any
 
 import pytest
-from vector_envs_support import Counter, ours
 
-from memlane.vector.worker import THREAD_LIMITS
+from memlane.core.children import THREAD_LIMITS
+from tests.support.vector_envs import Counter, ours
 
 
 def _threads(_: Any) -> int | None:

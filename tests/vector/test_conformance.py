@@ -11,7 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, Space, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
-from vector_envs_support import (
+
+from memlane.vector import Capacity
+from tests.support.vector_envs import (
     ACTIONS,
     EVERYTHING,
     SPACES,
@@ -23,8 +25,6 @@ from vector_envs_support import (
     reference,
     trajectory,
 )
-
-from memlane.vector import Capacity
 
 MODES = list(AutoresetMode)
 OBSERVATIONS: dict[str, Space[Any]] = {

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from vector_envs_support import Counter, Speaker, difference, ours, reference
 
 from memlane.vector import AsyncVectorEnv, shared_assets
+from tests.support.vector_envs import Counter, Speaker, difference, ours, reference
 
 pytestmark = [
     pytest.mark.timeout(20, method="signal"),

@@ -14,10 +14,10 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Box, Dict, Discrete, OneOf, Text
 from gymnasium.vector import AutoresetMode
-from vector_envs_support import Counter, NoPickle, NoUnpickle, Raiser, Shower, Sleeper, Speaker, ours
 
 from memlane.core import StaleView, StaleViewWarning
 from memlane.vector import WorkerError
+from tests.support.vector_envs import Counter, NoPickle, NoUnpickle, Raiser, Shower, Sleeper, Speaker, ours
 
 pytestmark = [
     pytest.mark.timeout(30, method="signal"),

@@ -10,9 +10,9 @@ import pytest
 from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
-from vector_envs_support import difference
 
 from memlane.vector.infos import merge, of_floats, pack, pack_floats, unpack
+from tests.support.vector_envs import difference
 
 
 class Metres(float):

@@ -18,10 +18,10 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Box, Dict, Discrete, Graph, GraphInstance, OneOf, Sequence, Space, Text, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
-from vector_envs_support import Shower, difference, ours
 
 from memlane.spaces import Capacity, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from memlane.spaces.registered import RegisteredColumn
+from tests.support.vector_envs import Shower, difference, ours
 
 # Gymnasium's logger speaks through warnings.
 pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(30, method="signal")]

@@ -11,7 +11,8 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.spaces import Box, Sequence, Text
 from gymnasium.vector import AutoresetMode
-from vector_envs_support import Chance, Counter, Raiser, Shower, Sleeper, Speaker, ours
+
+from tests.support.vector_envs import Chance, Counter, Raiser, Shower, Sleeper, Speaker, ours
 
 pytestmark = [
     pytest.mark.timeout(20, method="signal"),

@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import os
 import select
-import signal
 from functools import cache
 
 from memlane import _native
+from memlane.core.children import describe_exit
 from memlane.core.errors import PeerDied, SegmentError
 
 PID_BITS = 22
@@ -118,7 +118,7 @@ class Peer:
             result = None  # not a child of ours, or collected already
         if result is None:
             return "is alive" if self.alive else "died"
-        return how_ended(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
+        return describe_exit(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     def close(self) -> None:
         if self._pidfd is not None:
@@ -184,31 +184,6 @@ def die_with(peer: Peer, grace: float = 0.5) -> None:
     if not grace >= 0:
         raise ValueError(f"grace must be a number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
-
-
-def how_ended(code: int) -> str:
-    """An exit code in words; below zero it is a signal's number, as ``multiprocessing`` has it."""
-    return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; with the likely reason where the signal alone tells one."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    reason = _LIKELY.get(number)
-    return f"{name} ({reason})" if reason else name
-
-
-_LIKELY: dict[int, str] = {
-    signal.SIGKILL: "by hand, or the kernel was out of memory",
-    signal.SIGSEGV: "an invalid memory access, most likely in native code",
-    signal.SIGBUS: "a mapped file was cut off or the memory behind it ran out",
-    signal.SIGABRT: "native code gave up, often a failed assertion",
-    signal.SIGFPE: "an integer division by zero in native code",
-    signal.SIGILL: "native code built for another processor",
-}
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

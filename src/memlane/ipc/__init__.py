@@ -1,21 +1,21 @@
 """The lanes: rollouts, replay, weights and statistics between processes, and what stands around them."""
 
-from memlane.ipc.async_runner import AsyncRunner
-from memlane.ipc.batch import Batch
-from memlane.ipc.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
-from memlane.ipc.memory_budget import BudgetWarning, MemoryBudget
-from memlane.ipc.replay import Limiter, Replay, ReplayWriter
 from memlane.ipc.replay_buffer import ReplayBuffer, transition_layout
-from memlane.ipc.replay_pipelines import ReplayPipeline
-from memlane.ipc.replay_sampler import ReplaySampler
-from memlane.ipc.ring import Reader, ReadSlot, Ring, SlotHead, Writer, WriteSlot
 from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer, rollout_layout
 from memlane.ipc.shared_buffer import SharedBufferBase
 from memlane.ipc.shared_obs_stats import SharedObsNormStats
-from memlane.ipc.stats import Moments, Stats, StatsCollector
-from memlane.ipc.tensors import layout_of
 from memlane.ipc.weight_sync import SharedWeightSync
-from memlane.ipc.weights import Weights
+from memlane.lanes.batch import Batch
+from memlane.lanes.prefetch import ReplayPipeline
+from memlane.lanes.replay import Limiter, Replay, ReplayWriter
+from memlane.lanes.ring import Reader, ReadSlot, Ring, SlotHead, Writer, WriteSlot
+from memlane.lanes.sampler import ReplaySampler
+from memlane.lanes.stats import Moments, Stats, StatsCollector
+from memlane.lanes.tensors import layout_of
+from memlane.lanes.weights import Weights
+from memlane.runner.async_runner import AsyncRunner
+from memlane.runner.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
+from memlane.runner.memory_budget import BudgetWarning, MemoryBudget
 
 __all__ = [
     "AsyncRunner",

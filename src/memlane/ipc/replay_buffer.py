@@ -21,9 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from memlane.core import Layout
 from memlane.core.layout import FieldSpec
-from memlane.ipc.replay import Replay
-from memlane.ipc.replay_sampler import ReplaySampler
 from memlane.ipc.shared_buffer import SharedBufferBase
+from memlane.lanes.replay import Replay
+from memlane.lanes.sampler import ReplaySampler
 
 
 def transition_layout(obs_dim: int, action_dim: int, critic_dim: int = 0) -> Layout:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from memlane.core import Layout, MemlaneError, Peer, WaitTimeout, fresh_name
 from memlane.core.layout import FieldSpec
-from memlane.ipc.ring import Overflow, ReadSlot, Ring, WriteSlot
+from memlane.lanes.ring import Overflow, ReadSlot, Ring, WriteSlot
 
 if TYPE_CHECKING:
     import torch

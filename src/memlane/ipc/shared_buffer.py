@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-from memlane.ipc.replay import Replay
+from memlane.lanes.replay import Replay
 
 
 class Count:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from memlane.core import Layout
 from memlane.core.layout import Field
-from memlane.ipc.tensors import Tensor, bytes_of, layout_of, tensor_of
-from memlane.ipc.weights import Weights
+from memlane.lanes.tensors import Tensor, bytes_of, layout_of, tensor_of
+from memlane.lanes.weights import Weights
 
 _DESCRIPTION_BYTES = 8192
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from memlane.core import Layout, Peer, SegmentError, fresh_name
-from memlane.ipc.tensors import Tensor, layout_of
-from memlane.ipc.weights import Weights
+from memlane.lanes.tensors import Tensor, layout_of
+from memlane.lanes.weights import Weights
 
 
 class SharedWeightSync:

@@ -28,7 +28,7 @@ from memlane.native.spec import FieldOf, Spec
 from memlane.spaces.paths import BARE, step
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column, read_only
-from memlane.vector.slots import store_observations, store_step
+from memlane.vector.rollout_slot import store_observations, store_step
 
 _MODES = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
 

@@ -30,13 +30,13 @@ class ArrayColumn(Column):
         self.rows = rows
         self._dtype = rows.dtype
         self._shape = rows.shape[1:]
-        self._all: _native.Place | None = None
+        self._all: _native.ColumnWriter | None = None
 
     def fill(self, values: Any) -> bool:
         if self._all is None:
             if not (self.rows.flags.c_contiguous and self.rows.flags.writeable):
                 return False
-            self._all = _native.Place(self._description(self.rows[np.newaxis]))
+            self._all = _native.ColumnWriter(self._description(self.rows[np.newaxis]))
         return self._all.store(values)
 
     def _description(self, rows: NDArray[Any]) -> tuple[Any, ...]:

@@ -7,19 +7,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlane.train.appo import APPO, APPOConfig
-    from memlane.train.dqn import DQN, DQNConfig
+    from memlane.train.algorithms.appo import APPO, APPOConfig
+    from memlane.train.algorithms.dqn import DQN, DQNConfig
+    from memlane.train.algorithms.sac import SAC, SACConfig
     from memlane.train.networks import ActorCritic, NetworkConfig
     from memlane.train.run import Metrics, Run
-    from memlane.train.sac import SAC, SACConfig
 
 __all__ = [
     "APPO", "DQN", "SAC", "APPOConfig", "ActorCritic", "DQNConfig", "Metrics", "NetworkConfig", "Run", "SACConfig",
 ]  # fmt: skip
 
 _HOMES = {
-    "APPO": "appo", "APPOConfig": "appo", "ActorCritic": "networks", "DQN": "dqn", "DQNConfig": "dqn",
-    "NetworkConfig": "networks", "Metrics": "run", "Run": "run", "SAC": "sac", "SACConfig": "sac",
+    "APPO": "algorithms.appo", "APPOConfig": "algorithms.appo", "ActorCritic": "networks", "DQN": "algorithms.dqn",
+    "DQNConfig": "algorithms.dqn", "NetworkConfig": "networks", "Metrics": "run", "Run": "run",
+    "SAC": "algorithms.sac", "SACConfig": "algorithms.sac",
 }  # fmt: skip
 
 

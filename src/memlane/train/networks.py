@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
 from memlane.spaces.paths import BARE, join, step
-from memlane.train.actions import Actions, actions_for
+from memlane.train.distributions import Actions, actions_for
 
 State = tuple[Tensor, Tensor]
 """Of an LSTM: (1, environments, size) twice."""

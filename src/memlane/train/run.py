@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from memlane.ipc.protocols import Event
+from memlane.runner.protocols import Event
 
 _RECENT = 100
 """Episodes that a mean return is of."""

@@ -18,12 +18,12 @@ import torch
 
 from memlane.core import MemlaneError
 from memlane.train.algorithms import ALGORITHMS, algorithm_for
+from memlane.train.algorithms.base import config_of
 from memlane.train.environments import backend_for, make_envs
 from memlane.train.networks import arrays_of
 from memlane.train.presets import preset_for
-from memlane.train.report import write_report
 from memlane.train.run import Metrics, Run
-from memlane.train.runner import config_of
+from memlane.train.ui.report import write_report
 
 _EVALUATION_EPISODES = 20
 _EVALUATION_STEPS = 100_000

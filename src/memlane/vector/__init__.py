@@ -1,11 +1,11 @@
 """Vector environments: many environments in worker processes, through shared memory."""
 
 from memlane.spaces import Capacity, create_shared_memory, read_from_shared_memory, write_to_shared_memory
-from memlane.vector.agents import AgentsVectorEnv
+from memlane.vector.adapters.gymnasium import as_gymnasium_async
+from memlane.vector.adapters.pettingzoo import AgentsVectorEnv
+from memlane.vector.adapters.torch import as_tensors
 from memlane.vector.async_vector_env import AsyncState, AsyncVectorEnv
 from memlane.vector.errors import CallTimeout, RemoteTraceback, RestartLimit, WorkerDied, WorkerError
-from memlane.vector.make_vec import as_gymnasium_async
-from memlane.vector.tensors import as_tensors
 from memlane.vector.worker import shared_assets
 
 __all__ = [

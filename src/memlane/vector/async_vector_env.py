@@ -33,13 +33,13 @@ from memlane.spaces import Column, fields_of
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector import infos as entries
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
-from memlane.vector.conductor import Conductor, OnError
 from memlane.vector.errors import CallTimeout, WorkerDied
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
-from memlane.vector.slots import store_observations, store_step
-from memlane.vector.steps import Plan, Steps, split
-from memlane.vector.workers import Workers
+from memlane.vector.rollout_slot import store_observations, store_step
+from memlane.vector.step_segment import Plan, Steps, split
+from memlane.vector.supervisor import OnError, Supervisor
+from memlane.vector.worker_handles import Workers
 
 _CLOSE_SECONDS = 5.0
 
@@ -163,7 +163,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise
         segment, space = self._steps.segment, self._steps.plan.observation_space
         self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
-        self._conductor = Conductor(
+        self._supervisor = Supervisor(
             self._workers,
             self._steps,
             on_error=on_error,
@@ -171,12 +171,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_window=restart_window,
             step_timeout=step_timeout,
         )
-        self._sent = self._conductor.sent
+        self._sent = self._supervisor.sent
 
     @property
     def restarts(self) -> int:
         """How many workers or environments were made anew."""
-        return self._conductor.restarts
+        return self._supervisor.restarts
 
     # ------------------------------------------------------------------------------------------------------ set-up
 
@@ -286,7 +286,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._observations.end()
         handles = self._workers.handles
         which = [[(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]] for handle in handles]
-        self._give(AsyncState.WAITING_RESET, self._conductor.tell, [("reset", some, options) for some in which])
+        self._give(AsyncState.WAITING_RESET, self._supervisor.tell, [("reset", some, options) for some in which])
         for handle, some in zip(handles, which, strict=True):
             for k, env_seed in some:
                 handle.seeds[k] = env_seed
@@ -303,7 +303,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        if self._state is not AsyncState.DEFAULT or self.closed or self._conductor.broken:
+        if self._state is not AsyncState.DEFAULT or self.closed or self._supervisor.broken:
             self._begin("step_async")
         column = self._steps.actions
         if column is None:
@@ -312,21 +312,21 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._observations.end()
             ranges = [handle.envs for handle in self._workers.handles]
             messages = [("step", singles[envs.start : envs.stop]) for envs in ranges]
-            self._give(AsyncState.WAITING_STEP, self._conductor.tell, messages)
+            self._give(AsyncState.WAITING_STEP, self._supervisor.tell, messages)
         else:
             if not column.fill(actions):
                 count, content = column.convert_batch(actions)
                 self._require_one_each(count)
                 column.store_batch(0, content)
             self._observations.end()
-            self._give(AsyncState.WAITING_STEP, self._conductor.step)
+            self._give(AsyncState.WAITING_STEP, self._supervisor.step)
 
     def _require_one_each(self, actions: int | None) -> None:
         if actions != self.num_envs:
             raise ValueError(f"expected actions for {self.num_envs} environments, found {actions}")
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        if self._state is not AsyncState.WAITING_STEP or self.closed or self._conductor.broken:
+        if self._state is not AsyncState.WAITING_STEP or self.closed or self._supervisor.broken:
             self._waiting("step_wait", AsyncState.WAITING_STEP)
         infos, _ = self._gather("step_wait", timeout)
         steps = self._steps
@@ -380,7 +380,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._steps.asked.add_each(ids, 1)
         self._sent.update(ids.tolist())
         self._state = AsyncState.WAITING_RECV  # whoever is interrupted now may still `recv`
-        self._conductor.send(arrivals)
+        self._supervisor.send(arrivals)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
@@ -391,12 +391,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         min_envs = min(min_envs, len(self._sent))
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            seen = self._conductor.quorum.arrived
+            seen = self._supervisor.quorum.arrived
             ready = self._ready()
             if len(ready) >= min_envs:
                 return self._take(ready)
             try:
-                self._conductor.wait_for_more(seen, min_envs - len(ready), deadline)
+                self._supervisor.wait_for_more(seen, min_envs - len(ready), deadline)
             except WaitTimeout:
                 raise CallTimeout(
                     f"The call to `recv` has timed out after {timeout} second(s); {len(self._ready())} of {min_envs} "
@@ -419,18 +419,18 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         while True:
             try:
                 if len(mine) == len(self._sent):
-                    self._conductor.settle()
-                self._conductor.hear(owners, None)
+                    self._supervisor.settle()
+                self._supervisor.hear(owners, None)
                 break
             except WorkerDied as death:  # in the middle of what it had to say
-                self._conductor.heal(death)
+                self._supervisor.heal(death)
         failures = []
-        for messages in self._conductor.heard.values():
+        for messages in self._supervisor.heard.values():
             for message in messages:
                 self._told.update(entries.unpack(message.infos))
                 failures.extend(message.failures)
                 self._see(message)
-        self._conductor.heard.clear()
+        self._supervisor.heard.clear()
         self._sent.difference_update(mine)
         if not self._sent:
             self._state = AsyncState.DEFAULT
@@ -468,7 +468,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         self._begin("call_async")
         messages = [("call", name, args, kwargs)] * self.num_workers
-        self._give(AsyncState.WAITING_CALL, self._conductor.tell, messages)
+        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, messages)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         self._waiting("call_wait", AsyncState.WAITING_CALL)
@@ -482,7 +482,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
         ranges = [handle.envs for handle in self._workers.handles]
         here = [[env - envs.start for env in ids if env in envs] for envs in ranges]
-        self._give(AsyncState.WAITING_CALL, self._conductor.tell, [("apply", function, which) for which in here])
+        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, [("apply", function, which) for which in here])
         _, results = self._gather("apply", None)
         answered: dict[int, Any] = {}
         for handle in self._workers.handles:
@@ -504,7 +504,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._begin("set_attr")
         ranges = [handle.envs for handle in self._workers.handles]
         messages = [("set_attr", name, list(values[envs.start : envs.stop])) for envs in ranges]
-        self._give(AsyncState.WAITING_CALL, self._conductor.tell, messages)
+        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, messages)
         self._gather("set_attr", None)
 
     def render(self) -> tuple[Any, ...] | None:
@@ -523,9 +523,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _running(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._conductor.broken is not None:
+        if self._supervisor.broken is not None:
             raise ClosedEnvironmentError(
-                f"{self._conductor.broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
+                f"{self._supervisor.broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
                 "on_error='restart'"
             )
 
@@ -543,7 +543,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             give(*arguments)
         except BaseException:
-            if not self._conductor.pending:
+            if not self._supervisor.pending:
                 self._state = AsyncState.DEFAULT
             raise
 
@@ -558,7 +558,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         pending: the same ``_wait`` may be called again, and nothing of a batch that is half done is seen."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            heard = self._conductor.finish(deadline)
+            heard = self._supervisor.finish(deadline)
         except WaitTimeout:
             raise CallTimeout(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
         except Exception:
@@ -588,7 +588,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             logger.error("Raising the last exception back to the main process.")
             last = failures[-1]
             if state is not AsyncState.WAITING_CALL:
-                self._conductor.broken = f"environment {last.env} raised {last.type_name}: {last.text}"
+                self._supervisor.broken = f"environment {last.env} raised {last.type_name}: {last.text}"
             handle = next(handle for handle in self._workers.handles if last.env in handle.envs)
             raise last.exception(handle.seeds[last.env - handle.envs.start])
 
@@ -606,14 +606,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """Keep what is handed out now: a restart may have to show it again."""
         column = self._steps.observations
         if column is None:
-            self._conductor.last_observations = deepcopy(self._single)
+            self._supervisor.last_observations = deepcopy(self._single)
         elif isinstance(column, RegisteredColumn):
-            self._conductor.last_observations = column.load_each()
+            self._supervisor.last_observations = column.load_each()
         else:
-            self._conductor.last_observations = list(iterate(self.observation_space, column.read(copy=True)))
+            self._supervisor.last_observations = list(iterate(self.observation_space, column.read(copy=True)))
 
     def _keep_last(self, envs: list[int]) -> None:
-        column, last = self._steps.observations, self._conductor.last_observations
+        column, last = self._steps.observations, self._supervisor.last_observations
         if last is not None:
             for env in envs:
                 last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
@@ -634,7 +634,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers: those that do not end by themselves within ``timeout`` (default: 5 s) are killed."""
-        if self._state is not AsyncState.DEFAULT and not self._conductor.broken:
+        if self._state is not AsyncState.DEFAULT and not self._supervisor.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
         if terminate:
             self._workers.kill()

@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Peer, Segment
+from memlane.core.children import THREAD_LIMITS
 from memlane.core.liveness import die_with
 from memlane.spaces import Column
 from memlane.vector import infos as entries
 from memlane.vector.channel import Channel
 from memlane.vector.messages import Failure, Message, Ready, for_parent
-from memlane.vector.outcomes import Outcomes
-from memlane.vector.steps import CLOSE, SEND, STEP, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.step_segment import CLOSE, SEND, STEP, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.step_writer import StepWriter
 
 Actions = Sequence[Any] | NDArray[Any]
 """One for each environment."""
@@ -39,8 +40,6 @@ Actions = Sequence[Any] | NDArray[Any]
 _SPIN_NS = 200_000
 """How long a worker spins before it sleeps. Its core has nothing else to do, and to wake one that is halted
 took up to 140 us on a virtual machine: 64 CartPoles in two workers took 310 us a step; 330 with 50 us of spinning."""
-
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass
@@ -151,7 +150,7 @@ class Worker:
         self.channel = channel
         self.steps = steps
         self.progress = steps.progress[task.worker]
-        self.outcomes = Outcomes(steps, task.worker)
+        self.outcomes = StepWriter(steps, task.worker)
         self.by_message = steps.observations is None
         self.observed: dict[int, Any] = {}
         self.due = [False] * len(envs)
@@ -167,7 +166,7 @@ class Worker:
         self.failures: list[Failure] = []
         self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
         steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spins else 0
-        self.rounds = _native.Rounds(
+        self.rounds = _native.StepLoop(
             steps.commands[task.worker],
             self.outcomes.native,
             steps.quorums,

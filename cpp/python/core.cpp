@@ -1,0 +1,128 @@
+// Bindings of the core: mappings, signals, atomic words, row copies and the lifeline.
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "lanes/rows.hpp"
+#include "os/lifeline.hpp"
+#include "python/module.hpp"
+#include "python/signal.hpp"
+#include "python/waits.hpp"
+#include "python/words.hpp"
+
+using namespace nb::literals;
+using namespace memlane;
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------------- Mapping
+
+int mapping_buffer(PyObject *self, Py_buffer *view, int flags) {
+    auto *mapping = nb::inst_ptr<Mapping>(self);
+    return PyBuffer_FillInfo(view, self, mapping->data(), static_cast<Py_ssize_t>(mapping->bytes()),
+                             mapping->writeable() ? 0 : 1, flags);
+}
+
+PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(mapping_buffer)}, {0, nullptr}};
+
+// ------------------------------------------------------------------------------------------------------- Rows
+
+// Pinned rows. The Python class memlane.core.Rows checks the arrays, keeps them alive and hands in their addresses.
+class Rows {
+  public:
+    using Given = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes
+    Rows(std::int64_t count, const std::vector<Given> &fields) : count_(count) {
+        for (const auto &[address, stride, row] : fields) {
+            fields_.push_back({reinterpret_cast<std::byte *>(address), stride, row});
+            row_bytes_ += row;
+        }
+    }
+
+    void gather(const Indices &indices, const Rows &out, int threads) const {
+        check(indices, count_, out.count_, "out");
+        without_gil_for(row_bytes_ * indices.shape(0),
+                        [&] { memlane::gather(fields_, {indices.data(), indices.shape(0)}, out.fields_, threads); });
+    }
+
+    void scatter(const Indices &indices, const Rows &values, int threads) const {
+        check(indices, count_, values.count_, "values");
+        without_gil_for(row_bytes_ * indices.shape(0),
+                        [&] { memlane::scatter(values.fields_, {indices.data(), indices.shape(0)}, fields_, threads); });
+    }
+
+  private:
+    static void check(const Indices &indices, std::int64_t rows, std::int64_t other, const char *what) {
+        const auto wanted = static_cast<std::int64_t>(indices.shape(0));
+        if (other != wanted)
+            throw nb::value_error(("there are " + std::to_string(wanted) + " indices, but " + what + " has " +
+                                   std::to_string(other) + " rows").c_str());
+        const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, rows);
+        if (bad >= 0)
+            throw nb::index_error(("indices[" + std::to_string(bad) + "] is " +
+                                   std::to_string(indices(static_cast<std::size_t>(bad))) + ", but there are rows 0 to " +
+                                   std::to_string(rows - 1)).c_str());
+    }
+
+    std::int64_t count_;
+    std::vector<Field> fields_;
+    std::size_t row_bytes_ = 0; // of all fields
+};
+
+} // namespace
+
+void bind_core(nb::module_ &m) {
+    m.attr("SIGNAL_BYTES") = sizeof(SignalCell);
+    m.attr("SIGNAL_OFFSETS") = nb::make_tuple(offsetof(SignalCell, value), offsetof(SignalCell, gate));
+    m.attr("SLICE_SECONDS") = slice_ns / 1e9;
+
+    nb::class_<Mapping>(m, "Mapping", nb::type_slots(mapping_slots), nb::is_weak_referenceable(),
+                        "A range of a file mapped into this process; a buffer that numpy can view.")
+        .def(nb::init<int, std::size_t, std::size_t, bool>(), "fd"_a, "offset"_a, "nbytes"_a, "writeable"_a)
+        .def_prop_ro("nbytes", &Mapping::bytes)
+        .def_prop_ro("closed", &Mapping::closed)
+        .def("close", &Mapping::close, "Refuse new work. The memory goes when its last holder goes.")
+        .def("retire", &Mapping::retire, "Put poisoned private pages in the place of the shared ones.");
+
+    nb::class_<Signal>(m, "Signal", "An atomic counter that one side advances and others wait for.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
+        .def_prop_ro("label", &Signal::label)
+        .def_prop_ro("value", &Signal::value)
+        .def_prop_rw("spin_limit_ns", &Signal::spin_limit_ns, &Signal::set_spin_limit_ns)
+        .def("store", &Signal::store, "value"_a, "Set the value and wake whoever waits for it.")
+        .def("add", &Signal::add, "amount"_a = 1, "Add, wake, and return the new value.")
+        .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,
+             "Set the value if it is `expected`; say whether it was.")
+        .def("wait", &Signal::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and\n"
+             "with PeerDied soon after the death of one of `peers`.");
+
+    nb::class_<Words>(m, "Words", "A table of atomic 64-bit words.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::string>(), "mapping"_a, "offset"_a,
+             "count"_a, "label"_a)
+        .def("__len__", &Words::count)
+        .def_prop_ro("label", &Words::label)
+        .def("load", &Words::load, "index"_a)
+        .def("store", &Words::store, "index"_a, "value"_a)
+        .def("add", &Words::add, "index"_a, "amount"_a, "Add and return the new value.")
+        .def("sum", &Words::sum, "first"_a, "stride"_a, "Of every `stride`-th word from `first` on.")
+        .def("add_each", &Words::add_each, "indices"_a, "amount"_a)
+        .def("compare_and_swap", &Words::compare_and_swap, "index"_a, "expected"_a, "value"_a)
+        .def("unchanged", &Words::is_unchanged, "index"_a, "seen"_a,
+             "Whether the word still holds `seen`: what was copied since it was loaded is then whole.")
+        .def("load_into", &Words::load_into, "indices"_a, "out"_a.noconvert())
+        .def("changed", &Words::changed, "indices"_a, "seen"_a,
+             "The positions in `indices` whose word no longer holds what was seen there.");
+
+    nb::class_<Rows>(m, "Rows")
+        .def(nb::init<std::int64_t, std::vector<Rows::Given>>(), "count"_a, "fields"_a)
+        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a)
+        .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a);
+
+    m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
+          "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
+}

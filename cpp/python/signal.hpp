@@ -1,0 +1,76 @@
+// Signal as Python sees it: an atomic counter that one side advances and others wait for.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "python/waits.hpp"
+
+namespace memlane {
+
+class Signal {
+  public:
+    Signal(std::shared_ptr<Mapping> mapping, std::size_t offset, std::string label)
+        : mapping_(std::move(mapping)), label_(std::move(label)), spin_(default_spin_limit_ns()) {
+        cell_ = reinterpret_cast<SignalCell *>(
+            place(*mapping_, offset, sizeof(SignalCell), alignof(SignalCell), label_));
+    }
+
+    const std::string &label() const { return label_; }
+    std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
+    void set_spin_limit_ns(std::int64_t limit_ns) {
+        if (limit_ns < 0)
+            throw nb::value_error("spin_limit_ns must be 0 (never spin) or more nanoseconds");
+        spin_ = Spin(limit_ns);
+    }
+
+    std::int64_t value() const {
+        require_open(*mapping_, label_);
+        return see(cell_->value);
+    }
+    void store(std::int64_t value) {
+        require_changeable();
+        signal_store(*cell_, value);
+    }
+    std::int64_t add(std::int64_t amount) {
+        require_changeable();
+        return signal_add(*cell_, amount);
+    }
+    bool compare_and_swap(std::int64_t expected, std::int64_t value) {
+        require_changeable();
+        return signal_compare_and_swap(*cell_, expected, value);
+    }
+
+    std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+        require_open(*mapping_, label_);
+        const std::int64_t value = see(cell_->value);
+        return value >= until ? value : wait_long(until, timeout, peers);
+    }
+
+  private:
+    void require_changeable() const {
+        require_open(*mapping_, label_);
+        require_writeable(*mapping_, label_);
+    }
+
+    // A sleeper marks the signal's gate, so waiting changes shared memory too.
+    std::int64_t wait_long(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+        require_changeable();
+        return wait_in_slices(
+            *mapping_, label_, timeout, peers, spin_,
+            [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
+                return signal_wait(*cell_, until, deadline_ns, pidfds, spin);
+            },
+            [&] {
+                return label_ + " to reach " + std::to_string(until) + "; it is at " + std::to_string(see(cell_->value));
+            });
+    }
+
+    std::shared_ptr<Mapping> mapping_;
+    std::string label_;
+    SignalCell *cell_;
+    Spin spin_;
+};
+
+} // namespace memlane

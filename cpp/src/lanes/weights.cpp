@@ -1,0 +1,89 @@
+#include "lanes/weights.hpp"
+
+#include <array>
+#include <limits>
+
+#include "sync/copy.hpp"
+#include "os/process.hpp"
+
+namespace memlane {
+
+Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes)
+    : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count),
+      stride_bytes_(stride_bytes) {}
+
+bool Weights::is_nobodys(int index, std::int64_t state) const {
+    if (state > 0 && process_alive(state))
+        return false;
+    // Looked at after the death, and after the mark (PAIR publish/see): what its writer published is the latest here, or
+    // never again. Looked at before, a buffer that was published in between could be taken for nobody's and overwritten.
+    const std::int64_t latest = see(control_->latest.value);
+    return latest == 0 || buffer_of(latest) != index;
+}
+
+int Weights::claim(std::int64_t process) {
+    for (;;) {
+        const std::int64_t latest = see(control_->latest.value);
+        std::array<std::int64_t, most_buffers> states;
+        int oldest = -1;
+        std::int64_t age = std::numeric_limits<std::int64_t>::max();
+        for (int index = 0; index < count_; ++index) {
+            const std::int64_t state = states[static_cast<std::size_t>(index)] = see(control_->state[index]);
+            if (!is_nobodys(index, state))
+                continue;
+            const std::int64_t version = state < 0 ? -state : 0; // the longest out of use disturbs the fewest readers
+            if (version < age) {
+                age = version;
+                oldest = index;
+            }
+        }
+        // PAIR claim/unchanged: the claim stands before the stores that overwrite the buffer.
+        if (oldest >= 0) {
+            if (publish_if(control_->state[oldest], states[static_cast<std::size_t>(oldest)], process))
+                return oldest;
+            continue;
+        }
+        // Buffers that change hands during the search can all seem taken, one after the other. If nothing moved, they were.
+        bool moved = see(control_->latest.value) != latest;
+        for (int index = 0; index < count_; ++index)
+            moved |= see(control_->state[index]) != states[static_cast<std::size_t>(index)];
+        if (!moved)
+            return -1;
+    }
+}
+
+std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts) {
+    const int index = claim(process);
+    if (index < 0)
+        return -1;
+    for (const Part &part : parts)
+        copy_bytes(buffer(index) + part.offset, part.data, part.bytes);
+    for (;;) {
+        const std::int64_t latest = see(control_->latest.value);
+        const std::int64_t version = version_of(latest) + 1;
+        // PAIR publish/see: the buffer's content stands before `latest`.
+        if (!signal_compare_and_swap(control_->latest, latest, version << 8 | index))
+            continue;
+        // PAIR publish/see, partner: Weights::is_nobodys. Who sees the mark sees `latest` as it was made here, or later.
+        memlane::publish(control_->state[index], -version);
+        return version;
+    }
+}
+
+std::int64_t Weights::read(std::span<const Part> parts) {
+    for (;;) {
+        const std::int64_t latest = see(control_->latest.value); // PAIR publish/see
+        if (latest == 0)
+            return 0;
+        const int index = buffer_of(latest);
+        for (const Part &part : parts)
+            copy_bytes(part.data, buffer(index) + part.offset, part.bytes);
+        // PAIR claim/unchanged: nobody has claimed the buffer if it still bears the mark of its version; or, when its writer
+        // died or was held up before the mark, if it still is the latest, which nobody may claim.
+        if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
+            return version_of(latest);
+        control_->retries.fetch_add(1, std::memory_order_relaxed);
+    }
+}
+
+} // namespace memlane

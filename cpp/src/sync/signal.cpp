@@ -1,0 +1,170 @@
+#include "sync/signal.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "os/clock.hpp"
+#include "os/futex.hpp"
+
+namespace memlane {
+
+namespace {
+
+// Waking a sleeper costs 12 to 300 us on the machines measured, so spinning for up to 50 us is the cheaper bet.
+constexpr std::int64_t spin_limit_ns = 50'000;
+// Below this a spin costs less than the system call that it hopes to save; it is also how a spin probes again.
+constexpr std::int64_t spin_floor_ns = 1'000;
+// A yield that returns to an idle core takes well under a microsecond; a longer one means that somebody else ran.
+constexpr std::int64_t yield_contended_ns = 5'000;
+// A yield that finds nobody else returns faster than this.
+constexpr std::int64_t yield_alone_ns = 1'000;
+
+// Somebody who has run for more than so many limits while we yielded has not given the core back, but had it taken away.
+constexpr std::int64_t limits_per_turn = 20;
+
+// Every so many waits one spins for the whole limit, whatever was learnt. Two that wait for each other and both sleep
+// make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
+constexpr std::uint32_t waits_per_probe = 16;
+
+inline void pause_core() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+int dead_peer(std::span<const int> pidfds) {
+    if (pidfds.empty())
+        return -1;
+    std::vector<pollfd> polls;
+    polls.reserve(pidfds.size());
+    for (int fd : pidfds)
+        polls.push_back({fd, POLLIN, 0});
+    if (poll(polls.data(), polls.size(), 0) <= 0)
+        return -1;
+    for (std::size_t i = 0; i < polls.size(); ++i)
+        if (polls[i].revents != 0)
+            return static_cast<int>(i);
+    return -1;
+}
+
+// PAIR change/sleep. The waker changes `value`, then reads `gate`; the sleeper sets bit 0 of `gate`, then reads
+// `value`. Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new
+// value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's
+// load of `gate` moving in front of its store of `value` (which even x86 does with plain stores): a lost wake-up.
+void wake_sleepers(SignalCell &cell) {
+    std::uint32_t gate = cell.gate.load(std::memory_order_seq_cst);
+    // If the exchange fails, another waker has counted up since and wakes whoever slept on the same gate.
+    if ((gate & 1u) != 0 && cell.gate.compare_exchange_strong(gate, gate + 1, std::memory_order_seq_cst))
+        futex_wake_all(cell.gate);
+}
+
+} // namespace
+
+std::int64_t default_spin_limit_ns() {
+    // Of the machine, not of this process: two processes with a core each gain most from spinning, and two that share
+    // one core notice it (shares_core_).
+    // Asked once: sysconf reads a file for it, which takes 6 us.
+    static const std::int64_t limit_ns = sysconf(_SC_NPROCESSORS_ONLN) < 2 ? 0 : spin_limit_ns;
+    return limit_ns;
+}
+
+bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns) {
+    if (limit_ns_ == 0)
+        return false;
+    std::int64_t begin = now_ns();
+    std::int64_t now = begin;
+    bool contended = false;
+    std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
+    if (shares_core_) { // the last wait ended in a yield that let the other run: yield first
+        sched_yield();
+        if (see(cell.value) >= until)
+            return true;
+        now = now_ns();
+        shares_core_ = now - begin > yield_alone_ns;
+        if (now - begin > yield_contended_ns) {
+            // If it was one of several that we wait for, the others will be done in about the same time, and to sleep now
+            // would cost a wake-up from another core: where one of two workers with 32 CartPoles each was later than
+            // the one on this core, that took 40 us, and takes 9 with this. If it was anybody else, the next yield
+            // shows it.
+            contended = now - begin > limits_per_turn * limit_ns_;
+            budget_ns = now - begin;
+            begin = now;
+        }
+    }
+    while (now - begin < budget_ns && now < deadline_ns && !contended) {
+        for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
+            if (see(cell.value) >= until) {
+                budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
+                return true;
+            }
+            pause_core();
+        }
+        // Offer the core to whoever queues for it. That is how spinning stays harmless when there are more runnable
+        // processes than cores: the one we wait for may be the one in the queue.
+        const std::int64_t before = now_ns();
+        if (before - begin > 2'000)
+            sched_yield();
+        now = now_ns();
+        contended = now - before > yield_contended_ns;
+        if (now - before > yield_alone_ns && see(cell.value) >= until) {
+            shares_core_ = true;
+            return true;
+        }
+    }
+    budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), contended ? spin_floor_ns : budget_ns_ / 2);
+    return see(cell.value) >= until;
+}
+
+void signal_store(SignalCell &cell, std::int64_t value) {
+    cell.value.store(value, std::memory_order_seq_cst); // PAIR change/sleep and PAIR publish/see
+    wake_sleepers(cell);
+}
+
+std::int64_t signal_add(SignalCell &cell, std::int64_t amount) {
+    const std::int64_t before = cell.value.fetch_add(amount, std::memory_order_seq_cst); // PAIR change/sleep
+    wake_sleepers(cell);
+    return wrapping_sum(before, amount);
+}
+
+bool signal_compare_and_swap(SignalCell &cell, std::int64_t expected, std::int64_t value) {
+    if (!publish_if(cell.value, expected, value)) // seq_cst: PAIR change/sleep
+        return false;
+    wake_sleepers(cell);
+    return true;
+}
+
+void signal_wake(SignalCell &cell) {
+    std::atomic_thread_fence(std::memory_order_seq_cst); // stands in for the change of `value` in PAIR change/sleep
+    wake_sleepers(cell);
+}
+
+WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadline_ns, std::span<const int> pidfds,
+                       Spin &spin) {
+    std::int64_t value = see(cell.value); // PAIR publish/see: what was written before the signal is visible after it
+    if (value >= until)
+        return {WaitEnd::reached, value};
+    if (spin.until(cell, until, deadline_ns))
+        return {WaitEnd::reached, see(cell.value)};
+
+    const int peer = dead_peer(pidfds);
+    const std::uint32_t gate = cell.gate.fetch_or(1u, std::memory_order_seq_cst) | 1u; // PAIR change/sleep
+    value = cell.value.load(std::memory_order_seq_cst);                               // PAIR change/sleep
+    if (value >= until)
+        return {WaitEnd::reached, value};
+    if (peer >= 0) // looked at before the value: what a peer signalled with its last breath is not missed
+        return {WaitEnd::peer_died, value, peer};
+    const std::int64_t left_ns = deadline_ns == forever_ns ? slice_ns : deadline_ns - now_ns();
+    if (left_ns <= 0)
+        return {WaitEnd::timed_out, value};
+    futex_wait(cell.gate, gate, std::min(left_ns, slice_ns));
+    value = see(cell.value);
+    return {value >= until ? WaitEnd::reached : WaitEnd::paused, value};
+}
+
+} // namespace memlane

@@ -1,0 +1,511 @@
+#include "lanes/weights.hpp"
+
+#include <array>
+#include <list>
+#include <thread>
+#include <vector>
+
+#include "support/check.hpp"
+#include "os/clock.hpp"
+#include "support/syscalls.hpp"
+#include "os/process.hpp"
+#include "support/processes.hpp"
+#include "support/single_steps.hpp"
+
+using namespace memlane;
+
+namespace {
+
+// Weights that check themselves: the first word is a stamp, and every other one follows from it and its place.
+constexpr std::size_t words = 48;
+using Block = std::array<std::int64_t, words>;
+constexpr std::int64_t torn = -1;
+
+std::int64_t followed(std::int64_t stamp, std::size_t place) {
+    return stamp * 1'000'003 ^ static_cast<std::int64_t>(place) * 0x9E3779B97F4A7C15;
+}
+
+Block stamped(std::int64_t stamp) {
+    Block block;
+    block[0] = stamp;
+    for (std::size_t i = 1; i < words; ++i)
+        block[i] = followed(stamp, i);
+    return block;
+}
+
+std::int64_t stamp_of(const Block &block) {
+    for (std::size_t i = 1; i < words; ++i)
+        if (block[i] != followed(block[0], i))
+            return torn;
+    return block[0];
+}
+
+// A block in three parts that are not in order, as the tensors of a state dict are.
+std::array<Part, 3> parts_of(Block &block) {
+    const auto part = [&](std::size_t begin, std::size_t end) {
+        return Part{begin * 8, reinterpret_cast<std::byte *>(&block[begin]), (end - begin) * 8};
+    };
+    return {part(20, words), part(0, 3), part(3, 20)};
+}
+
+struct Seen {
+    std::int64_t version;
+    std::int64_t stamp;
+};
+
+template <int buffers> struct Memory {
+    WeightsControl control;
+    alignas(64) Block buffer[buffers];
+
+    Weights weights() {
+        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(&buffer), buffers, sizeof(Block)};
+    }
+    std::int64_t publish(std::int64_t stamp, std::int64_t process) {
+        Block block = stamped(stamp);
+        return weights().publish(process, parts_of(block));
+    }
+    std::int64_t publish(std::int64_t stamp) { return publish(stamp, this_process()); }
+    Seen read() {
+        Block block{};
+        const std::int64_t version = weights().read(parts_of(block));
+        return {version, stamp_of(block)};
+    }
+    int latest_buffer() const { return buffer_of(see(control.latest.value)); }
+    void wipe() {
+        control.latest.value = 0;
+        for (Word &state : control.state)
+            state = 0;
+        for (Block &block : buffer)
+            block.fill(0);
+    }
+};
+
+std::int64_t dead_process() {
+    Shared<Word> word;
+    Child([&] { publish(*word, this_process()); }).join();
+    return see(*word);
+}
+
+} // namespace
+
+// ------------------------------------------------------------------------------------------------------ one process
+
+TEST("before the first publication a read finds version 0 and copies nothing") {
+    Memory<3> memory{};
+    Block block;
+    block.fill(7);
+    CHECK_EQ(memory.weights().read(parts_of(block)), 0);
+    CHECK_EQ(block[0], 7);
+    CHECK_EQ(block[words - 1], 7);
+}
+
+TEST("what is published is read, whole and with its version") {
+    Memory<3> memory{};
+    for (std::int64_t version = 1; version <= 50; ++version) {
+        CHECK_EQ(memory.publish(1000 + version), version);
+        const Seen seen = memory.read();
+        CHECK_EQ(seen.version, version);
+        CHECK_EQ(seen.stamp, 1000 + version);
+    }
+    CHECK_EQ(memory.control.retries.load(), 0);
+}
+
+TEST("some parts can be published and read without the others") {
+    Memory<2> memory{};
+    memory.publish(1);
+    Block given = stamped(2), found{};
+    const auto source = parts_of(given), target = parts_of(found);
+    CHECK_EQ(memory.weights().publish(this_process(), std::span(source).first(1)), 2);
+    CHECK_EQ(memory.weights().read(std::span(target).first(1)), 2);
+    CHECK_EQ(found[20], given[20]);
+    CHECK_EQ(found[words - 1], given[words - 1]);
+    CHECK_EQ(found[19], 0);
+}
+
+TEST("the latest buffer is never the one that is written next") {
+    Memory<2> memory{};
+    int before = -1;
+    for (int i = 0; i < 20; ++i) {
+        memory.publish(i);
+        CHECK(memory.latest_buffer() != before);
+        before = memory.latest_buffer();
+    }
+}
+
+TEST("with one writer a buffer rests for as many publications as there are other buffers") {
+    Memory<4> memory{};
+    std::vector<int> used;
+    for (int i = 0; i < 20; ++i) {
+        memory.publish(i);
+        used.push_back(memory.latest_buffer());
+        for (std::size_t back = 1; back < 4 && back < used.size(); ++back)
+            CHECK(used[used.size() - 1 - back] != used.back());
+    }
+}
+
+TEST("a writer is refused when living writers fill every buffer but the latest, and readers notice nothing") {
+    Memory<3> memory{};
+    memory.publish(5);
+    for (int buffer = 0; buffer < 3; ++buffer)
+        if (buffer != memory.latest_buffer())
+            memory.control.state[buffer] = this_process();
+    CHECK_EQ(memory.publish(6), -1);
+    CHECK_EQ(memory.read().version, 1);
+    CHECK_EQ(memory.read().stamp, 5);
+}
+
+TEST("buffers that dead writers were filling are used again") {
+    Memory<3> memory{};
+    memory.publish(5);
+    for (int buffer = 0; buffer < 3; ++buffer)
+        if (buffer != memory.latest_buffer())
+            memory.control.state[buffer] = dead_process();
+    CHECK_EQ(memory.publish(6), 2);
+    CHECK_EQ(memory.publish(7), 3);
+    CHECK_EQ(memory.read().stamp, 7);
+}
+
+TEST("what a writer published and died before it could mark is read, and not overwritten while it is the latest") {
+    Memory<3> memory{};
+    memory.publish(5);
+    const int buffer = memory.latest_buffer();
+    memory.control.state[buffer] = dead_process();
+    CHECK_EQ(memory.read().stamp, 5);
+    for (int i = 0; i < 2; ++i) { // the others are busy: were it nobody's, it would be taken
+        memory.control.state[(buffer + 1) % 3] = this_process();
+        memory.control.state[(buffer + 2) % 3] = this_process();
+        CHECK_EQ(memory.publish(6), -1);
+    }
+    memory.control.state[(buffer + 1) % 3] = 0;
+    CHECK_EQ(memory.publish(6), 2);
+    CHECK_EQ(memory.publish(7), 3);
+    CHECK_EQ(memory.latest_buffer(), buffer); // not the latest any more, so it was used again
+    CHECK_EQ(memory.read().stamp, 7);
+}
+
+TEST("what a living writer published and has not marked yet is read") {
+    Memory<3> memory{};
+    memory.publish(5);
+    memory.control.state[memory.latest_buffer()] = this_process();
+    CHECK_EQ(memory.read().version, 1);
+    CHECK_EQ(memory.read().stamp, 5);
+    CHECK_EQ(memory.publish(6), 2);
+    CHECK_EQ(memory.publish(7), 3); // with one buffer less
+    CHECK_EQ(memory.read().stamp, 7);
+}
+
+TEST("a publication wakes who waits for it") {
+    Memory<3> memory{};
+    std::thread waiter([&] {
+        Spin spin(0);
+        while (signal_wait(memory.control.latest, std::int64_t{1} << 8, forever_ns, {}, spin).end != WaitEnd::reached) {
+        }
+        CHECK(kernel::last_wait != ETIMEDOUT);
+        CHECK_EQ(memory.read().stamp, 9);
+    });
+    await([&] { return (memory.control.latest.gate.load() & 1u) != 0; });
+    memory.publish(9);
+    waiter.join();
+}
+
+// ------------------------------------------------------------------------------------------- at every instruction
+
+#if defined(MEMLANE_STEPPED)
+
+// A writer is killed, and its successors at the same instruction, with no publication in between.
+//   the next writer publishes, readers see whole versions  acceptable
+//   the next writer is refused                             FORBIDDEN    the dead keep their buffers
+//   a torn read                                            FORBIDDEN
+TEST("writers killed at any instruction, more of them than buffers, keep nobody from publishing or reading") {
+    Shared<Memory<3>> memory;
+    Block block = stamped(200);
+    const auto parts = parts_of(block);
+    const auto body = [&](std::int64_t process) { memory->weights().publish(process, parts); };
+    after_every_change(
+        *memory,
+        [&] {
+            memory->wipe();
+            memory->publish(100);
+        },
+        body,
+        [&](Stepped &writer, int at) {
+            writer.kill();
+            for (int successor = 0; successor < 3; ++successor)
+                Stepped(body, at).kill();
+            const Seen left = memory->read();
+            CHECK(left.stamp == 100 || left.stamp == 200);
+            CHECK_EQ(left.version > 1, left.stamp == 200);
+            for (std::int64_t more = 1; more <= 3; ++more) {
+                CHECK_EQ(memory->publish(300 + more), left.version + more);
+                CHECK_EQ(memory->read().version, left.version + more);
+                CHECK_EQ(memory->read().stamp, 300 + more);
+            }
+        });
+}
+
+// A writer is held at an instruction while another one publishes; then it goes on.
+//   both publish, each version is there once  acceptable
+//   refused, torn, a version twice            FORBIDDEN
+TEST("a writer held at any instruction holds up neither another writer nor readers") {
+    Shared<Memory<3>> memory;
+    Shared<Word> version;
+    Block block = stamped(200);
+    const auto parts = parts_of(block);
+    const std::int64_t me = this_process();
+    at_every_instruction(
+        [&] {
+            memory->wipe();
+            memory->publish(100, me);
+            *version = 0;
+        },
+        [&](std::int64_t process) { publish(*version, memory->weights().publish(process, parts)); },
+        [&](Stepped &writer) {
+            std::int64_t last = memory->read().version;
+            for (int more = 1; more <= 5; ++more) {
+                const std::int64_t mine = memory->publish(300 + more, me);
+                CHECK(mine > last);
+                last = mine;
+                CHECK_EQ(memory->read().version, last);
+                CHECK_EQ(memory->read().stamp, 300 + more);
+            }
+            int forbidden = 0;
+            while (writer.step()) { // wherever it takes itself to be: what others published stays whole
+                const Seen seen = memory->read();
+                forbidden += seen.version < last || (seen.stamp != 305 && seen.stamp != 200);
+                last = seen.version;
+            }
+            CHECK_EQ(forbidden, 0);
+            CHECK_EQ(writer.finish(), 0);
+            CHECK(see(*version) > 1);
+            const Seen end = memory->read();
+            CHECK_EQ(end.version, 7);
+            CHECK_EQ(end.stamp, see(*version) == 7 ? 200 : 305);
+            CHECK_EQ(memory->publish(400, me), 8);
+            CHECK_EQ(memory->publish(500, me), 9);
+            CHECK_EQ(memory->read().stamp, 500);
+        });
+}
+
+// A reader is held at an instruction while a writer publishes once or more; then it goes on.
+//   the version before, or one of the later ones, whole  acceptable
+//   anything else                                        FORBIDDEN
+TEST("a reader held at any instruction reads one whole version whatever is published meanwhile") {
+    Shared<Memory<3>> memory;
+    Shared<Word> version;
+    Shared<Block> block;
+    const std::int64_t me = this_process();
+    const auto parts = parts_of(*block);
+    for (std::int64_t publications = 2; publications <= 3; ++publications) // the last of three goes where the reader is
+        at_every_instruction(
+            [&] {
+                memory->wipe();
+                memory->publish(1, me);
+                *version = 0;
+            },
+            [&](std::int64_t) { publish(*version, memory->weights().read(parts)); },
+            [&](Stepped &reader) {
+                for (std::int64_t more = 1; more <= publications; ++more)
+                    memory->publish(1 + more, me);
+                CHECK_EQ(reader.finish(), 0);
+                CHECK(see(*version) >= 1 && see(*version) <= 1 + publications);
+                CHECK_EQ(stamp_of(*block), see(*version));
+            });
+}
+
+#endif
+
+// ------------------------------------------------------------------------------------------------------------ races
+
+namespace {
+
+// Race: writers publish as fast as they can, readers read as fast as they can. A version is one content for everybody.
+//   a whole version, not older than the reader's last one       acceptable
+//   torn, older, another content than its writer published      FORBIDDEN
+//   a refused publication while buffers > writers               FORBIDDEN
+template <int writers, int buffers> struct Race {
+    static constexpr int each = check::slowdown == 1 ? 200'000 : check::times(80'000);
+    Memory<buffers> memory;
+    alignas(64) std::atomic<int> at_work;
+    std::atomic<int> torn_reads, older, others, refused;
+    std::atomic<std::int64_t> reads;
+    std::array<Word, each * writers + 1> stamps; // by version: what its writer says of it
+
+    void write(int writer) {
+        const std::int64_t me = this_process();
+        for (std::int64_t i = 0; i < each; ++i) {
+            const std::int64_t stamp = 1 + i * writers + writer;
+            const std::int64_t version = memory.publish(stamp, me);
+            if (version < 0)
+                ++refused;
+            else
+                stamps[static_cast<std::size_t>(version)] = stamp;
+        }
+        --at_work;
+    }
+    void read() {
+        std::vector<Seen> all;
+        Seen last{0, 0};
+        for (bool over = false; !over;) {
+            over = at_work == 0;
+            const Seen seen = memory.read();
+            if (seen.version == 0)
+                continue;
+            torn_reads += seen.stamp == torn;
+            older += seen.version < last.version;
+            others += seen.version == last.version && seen.stamp != last.stamp;
+            if (seen.version != last.version)
+                all.push_back(seen);
+            last = seen;
+        }
+        for (const Seen &seen : all)
+            others += stamps[static_cast<std::size_t>(seen.version)] != seen.stamp;
+        reads += static_cast<std::int64_t>(all.size());
+    }
+    void verdict() {
+        CHECK_EQ(torn_reads.load(), 0);
+        CHECK_EQ(older.load(), 0);
+        CHECK_EQ(others.load(), 0);
+        CHECK_EQ(refused.load(), 0);
+        CHECK_EQ(memory.read().version, each * writers);
+        CHECK(reads > 0);
+    }
+    void run_threads(int readers) {
+        at_work = writers;
+        std::vector<std::thread> threads;
+        for (int writer = 0; writer < writers; ++writer)
+            threads.emplace_back([this, writer] { write(writer); });
+        for (int reader = 0; reader < readers; ++reader)
+            threads.emplace_back([this] { read(); });
+        for (auto &thread : threads)
+            thread.join();
+        verdict();
+    }
+    void run_processes(int readers) {
+        at_work = writers;
+        std::list<Child> children;
+        for (int writer = 0; writer < writers; ++writer)
+            children.emplace_back([this, writer] { write(writer); });
+        for (int reader = 0; reader < readers; ++reader)
+            children.emplace_back([this] { read(); });
+        for (auto &child : children)
+            CHECK_EQ(child.join(), 0);
+        verdict();
+    }
+};
+
+} // namespace
+
+TEST("readers in threads see whole versions of one writer, never an older one than before") {
+    Shared<Race<1, 3>>()->run_threads(3);
+}
+
+TEST("readers in processes see whole versions of one writer, never an older one than before") {
+    Shared<Race<1, 3>>()->run_processes(3);
+}
+
+TEST("two buffers are enough for one writer") { Shared<Race<1, 2>>()->run_processes(2); }
+
+TEST("two writers in threads make each version once and are never refused") {
+    Shared<Race<2, 3>>()->run_threads(2);
+}
+
+TEST("two writers in processes make each version once and are never refused") {
+    Shared<Race<2, 3>>()->run_processes(2);
+}
+
+namespace {
+
+// A reader that runs until it is told to stop and counts what it must not see.
+struct Watched {
+    Memory<3> memory;
+    alignas(64) std::atomic<bool> over;
+    std::atomic<int> forbidden;
+    std::atomic<std::int64_t> reads;
+
+    void read() {
+        std::int64_t last = 0;
+        while (!over) {
+            const Seen seen = memory.read();
+            forbidden += seen.version < last || (seen.version > 0 && seen.stamp == torn);
+            last = seen.version;
+            ++reads;
+        }
+    }
+};
+
+} // namespace
+
+TEST("writers killed at random instants leave whole versions and room for the next writer") {
+    Shared<Watched> watched;
+    Child reader([&] { watched->read(); });
+    Rng dice(11);
+    const std::int64_t me = this_process();
+    std::int64_t last = 0;
+    for (int i = 0; i < check::times(80); ++i) {
+        std::list<Child> writers;
+        for (int writer = 0; writer < 2; ++writer)
+            writers.emplace_back([&] {
+                const std::int64_t process = this_process();
+                for (std::int64_t stamp = 1;; ++stamp)
+                    watched->memory.publish(stamp, process);
+            });
+        dawdle(dice.between(0, 1500) * 1000);
+        for (auto &writer : writers)
+            writer.kill(SIGKILL);
+        for (auto &writer : writers)
+            writer.join();
+        const std::int64_t version = watched->memory.publish(1000, me);
+        CHECK(version > last);
+        CHECK_EQ(watched->memory.read().version, version);
+        CHECK_EQ(watched->memory.read().stamp, 1000);
+        last = version;
+    }
+    watched->over = true;
+    CHECK_EQ(reader.join(), 0);
+    CHECK_EQ(watched->forbidden.load(), 0);
+    CHECK(watched->reads > 0);
+}
+
+TEST("a reader stopped at random instants never holds up the writer and never returns a mixture") {
+    Shared<Watched> watched;
+    watched->memory.publish(1);
+    Child reader([&] { watched->read(); });
+    Rng dice(12);
+    const std::int64_t me = this_process();
+    for (int i = 0; i < check::times(600); ++i) {
+        dawdle(dice.between(0, 400) * 1000);
+        reader.kill(SIGSTOP);
+        for (std::int64_t stamp = dice.between(1, 5); stamp > 0; --stamp)
+            CHECK(watched->memory.publish(stamp, me) > 0);
+        reader.kill(SIGCONT);
+    }
+    for (int i = 0; i < 10'000 && watched->reads == 0; ++i)
+        dawdle(1'000'000); // on a busy machine it may not have had a core until now
+    watched->over = true;
+    CHECK_EQ(reader.join(), 0);
+    CHECK_EQ(watched->forbidden.load(), 0);
+    CHECK(watched->reads > 0);
+}
+
+TEST("a writer stopped at random instants holds up neither another writer nor readers") {
+    Shared<Watched> watched;
+    Child reader([&] { watched->read(); });
+    Child writer([&] {
+        const std::int64_t process = this_process();
+        for (std::int64_t stamp = 1; !watched->over; ++stamp)
+            CHECK(watched->memory.publish(stamp, process) > 0);
+    });
+    Rng dice(13);
+    const std::int64_t me = this_process();
+    for (int i = 0; i < check::times(600); ++i) {
+        dawdle(dice.between(0, 400) * 1000);
+        writer.kill(SIGSTOP);
+        for (std::int64_t stamp = dice.between(1, 5); stamp > 0; --stamp)
+            CHECK(watched->memory.publish(stamp, me) > 0);
+        writer.kill(SIGCONT);
+    }
+    watched->over = true;
+    CHECK_EQ(writer.join(), 0);
+    CHECK_EQ(reader.join(), 0);
+    CHECK_EQ(watched->forbidden.load(), 0);
+}

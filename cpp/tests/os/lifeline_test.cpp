@@ -1,0 +1,119 @@
+#include "os/lifeline.hpp"
+
+#include <system_error>
+
+#include <pthread.h>
+
+#include "support/check.hpp"
+#include "support/processes.hpp"
+#include "sync/words.hpp"
+
+using namespace memlane;
+
+namespace {
+
+// A process whose life hangs on `guardian`, which is not its parent: as under forkserver.
+Child tied_to(const Child &guardian, Word &tied, std::int64_t grace_ns, void (*first)() = [] {}) {
+    return Child([&guardian, &tied, grace_ns, first] {
+        first();
+        tie_lifeline(guardian.pidfd(), grace_ns);
+        publish(tied, 1);
+        for (;;)
+            pause();
+    });
+}
+
+} // namespace
+
+TEST("a process dies of SIGTERM within a second of the death of the one that it is tied to") {
+    Shared<Word> tied;
+    Child guardian([] { pause(); });
+    Child worker = tied_to(guardian, *tied, 10 * second);
+    await([&] { return see(*tied) == 1; });
+    CHECK_EQ(worker.dead(), false);
+    guardian.kill(SIGKILL);
+    CHECK(worker.dies_within(second));
+    CHECK_EQ(worker.join(), -SIGTERM);
+}
+
+TEST("a process that does not heed SIGTERM is killed when the grace is over") {
+    Shared<Word> tied;
+    Child guardian([] { pause(); });
+    Child worker = tied_to(guardian, *tied, 200 * ms, [] { signal(SIGTERM, SIG_IGN); });
+    await([&] { return see(*tied) == 1; });
+    guardian.kill(SIGKILL);
+    CHECK_EQ(worker.dies_within(100 * ms), false);
+    CHECK(worker.dies_within(second));
+    CHECK_EQ(worker.join(), -SIGKILL);
+}
+
+TEST("a process that ends by itself takes its tied ones along") {
+    Shared<Word> tied;
+    Child guardian([&] {
+        while (see(*tied) == 0)
+            usleep(100);
+    });
+    Child worker = tied_to(guardian, *tied, 10 * second);
+    CHECK_EQ(guardian.join(), 0);
+    CHECK(worker.dies_within(second));
+}
+
+TEST("a process that ties itself to a dead one dies") {
+    Shared<Word> tied;
+    Child guardian([] {});
+    guardian.join();
+    Child worker = tied_to(guardian, *tied, 10 * second);
+    CHECK(worker.dies_within(5 * second)); // its own start included
+    CHECK_EQ(worker.join(), -SIGTERM);
+}
+
+TEST("a lifeline holds after the descriptor that it was tied with is closed") {
+    Shared<Word> tied;
+    Child guardian([] { pause(); });
+    Child worker([&] {
+        const int mine = dup(guardian.pidfd());
+        tie_lifeline(mine, 10 * second);
+        close(mine);
+        publish(*tied, 1);
+        for (;;)
+            pause();
+    });
+    await([&] { return see(*tied) == 1; });
+    CHECK_EQ(worker.dies_within(100 * ms), false);
+    guardian.kill(SIGKILL);
+    CHECK(worker.dies_within(second));
+}
+
+TEST("the thread that watches leaves the process's signals to others") {
+    Child guardian([] { pause(); });
+    sigset_t one, pending;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    tie_lifeline(guardian.pidfd(), 60 * second);
+    pthread_sigmask(SIG_BLOCK, &one, nullptr);
+    kill(getpid(), SIGUSR1); // would end the process on any thread that takes it
+    usleep(50'000);
+    sigpending(&pending);
+    CHECK_EQ(sigismember(&pending, SIGUSR1), 1);
+    signal(SIGUSR1, SIG_IGN);
+    signal(SIGTERM, SIG_IGN); // the guardian ends with this scope, this process a moment later
+}
+
+TEST("tying a lifeline leaves the caller's signal mask as it was") {
+    Child guardian([] { pause(); });
+    Child worker([&] {
+        sigset_t one, after;
+        sigemptyset(&one);
+        sigaddset(&one, SIGUSR1);
+        pthread_sigmask(SIG_SETMASK, &one, nullptr);
+        tie_lifeline(guardian.pidfd(), second);
+        pthread_sigmask(SIG_SETMASK, nullptr, &after);
+        for (int number = 1; number < 32; ++number)
+            CHECK_EQ(sigismember(&after, number), number == SIGUSR1 ? 1 : 0);
+    });
+    CHECK_EQ(worker.join(), 0);
+}
+
+TEST("a lifeline to something that is no descriptor is an error") {
+    CHECK_THROWS(std::system_error, tie_lifeline(-1, second));
+}

@@ -1,0 +1,266 @@
+#include "os/mapping.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+
+#include "support/check.hpp"
+#include "support/processes.hpp"
+
+using namespace memlane;
+
+namespace {
+
+const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+// A memfd filled with bytes that differ from their neighbours and from page to page.
+class File {
+  public:
+    explicit File(std::size_t bytes) : fd(memfd_create("native-test", MFD_CLOEXEC)) {
+        std::vector<std::byte> content(bytes);
+        for (std::size_t i = 0; i < bytes; ++i)
+            content[i] = at(i);
+        CHECK_EQ(pwrite(fd, content.data(), bytes, 0), bytes);
+    }
+    ~File() { close(); }
+    File(const File &) = delete;
+    File &operator=(const File &) = delete;
+
+    static std::byte at(std::size_t offset) { return static_cast<std::byte>(offset % 251); }
+
+    std::vector<std::byte> read(std::size_t offset, std::size_t bytes) const {
+        std::vector<std::byte> content(bytes);
+        CHECK_EQ(pread(fd, content.data(), bytes, static_cast<off_t>(offset)), bytes);
+        return content;
+    }
+    void close() {
+        if (fd >= 0)
+            ::close(fd);
+        fd = -1;
+    }
+
+    int fd;
+};
+
+// As the mapping shows it; through volatile because the memory changes under the compiler's eyes.
+std::vector<std::byte> shown(const Mapping &mapping) {
+    std::vector<std::byte> content(mapping.bytes());
+    for (std::size_t i = 0; i < content.size(); ++i)
+        content[i] = static_cast<volatile std::byte *>(mapping.data())[i];
+    return content;
+}
+
+int error_of(int fd, std::size_t offset, std::size_t bytes, bool writeable) {
+    try {
+        Mapping mapping(fd, offset, bytes, writeable);
+        return 0;
+    } catch (const std::system_error &error) {
+        return error.code().value();
+    }
+}
+
+// What kills a process that writes one byte there.
+int death_by_writing(std::byte *place) {
+    return Child([place] {
+               signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would turn the signal into an exit code
+               *static_cast<volatile std::byte *>(place) = std::byte{1};
+           })
+        .join();
+}
+
+} // namespace
+
+TEST("a mapping at any offset shows exactly its bytes of the file") {
+    const File file(5 * page);
+    Rng dice(3);
+    for (int i = 0; i < 300; ++i) {
+        const auto offset = static_cast<std::size_t>(dice.between(0, static_cast<std::int64_t>(4 * page)));
+        const auto bytes = static_cast<std::size_t>(dice.between(0, static_cast<std::int64_t>(5 * page - offset)));
+        const Mapping mapping(file.fd, offset, bytes, i % 2 == 0);
+        CHECK_EQ(mapping.bytes(), bytes);
+        CHECK(shown(mapping) == file.read(offset, bytes));
+    }
+}
+
+TEST("a mapping of no bytes can be made, retired and dropped") {
+    const File file(page);
+    for (const std::size_t offset : {std::size_t{0}, std::size_t{1}, page - 1, page}) {
+        Mapping mapping(file.fd, offset, 0, true);
+        CHECK_EQ(mapping.bytes(), 0u);
+        mapping.retire();
+    }
+}
+
+TEST("what is written through one mapping is seen through another and in the file") {
+    const File file(3 * page);
+    const Mapping one(file.fd, page - 5, 20, true), other(file.fd, page - 9, 40, false);
+    std::memset(one.data(), 0xCD, one.bytes());
+    auto expected = std::vector<std::byte>(40);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+        expected[i] = i >= 4 && i < 24 ? std::byte{0xCD} : File::at(page - 9 + i);
+    CHECK(shown(other) == expected);
+    CHECK(file.read(page - 9, 40) == expected);
+}
+
+TEST("another process sees what is written through a mapping") {
+    const File file(page);
+    const Mapping mapping(file.fd, 100, 8, true);
+    Child child([&] { std::memset(Mapping(file.fd, 100, 8, true).data(), 0x5A, 8); });
+    CHECK_EQ(child.join(), 0);
+    CHECK(shown(mapping) == std::vector<std::byte>(8, std::byte{0x5A}));
+}
+
+TEST("a read-only mapping says so and cannot be written") {
+    const File file(page);
+    const Mapping mapping(file.fd, 10, 100, false);
+    CHECK_EQ(mapping.writeable(), false);
+    CHECK_EQ(death_by_writing(mapping.data()), -SIGSEGV);
+}
+
+TEST("a writeable mapping says so and can be written") {
+    const File file(page);
+    const Mapping mapping(file.fd, 10, 100, true);
+    CHECK_EQ(mapping.writeable(), true);
+    CHECK_EQ(death_by_writing(mapping.data()), 0);
+}
+
+TEST("a descriptor that was opened for reading cannot be mapped writeable") {
+    const File file(page);
+    const std::string path = "/proc/self/fd/" + std::to_string(file.fd);
+    const int reading = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    CHECK_EQ(error_of(reading, 0, page, true), EACCES);
+    CHECK_EQ(error_of(reading, 0, page, false), 0);
+    close(reading);
+}
+
+TEST("a descriptor that is not open is an error with its number") { CHECK_EQ(error_of(-1, 0, page, true), EBADF); }
+
+TEST("a mapping of more bytes than there are addresses is an error") {
+    const File file(page);
+    for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - page + 2, SIZE_MAX / 2 + 1})
+        CHECK_EQ(error_of(file.fd, 0, bytes, true), EOVERFLOW);
+    CHECK_EQ(error_of(file.fd, SIZE_MAX - 5, 1, true), EOVERFLOW);
+}
+
+TEST("a mapping outlives the descriptor that it was made from") {
+    File file(2 * page);
+    const Mapping mapping(file.fd, page - 1, 2, true);
+    file.close();
+    CHECK_EQ(static_cast<int>(mapping.data()[0]), static_cast<int>(File::at(page - 1)));
+    mapping.data()[1] = std::byte{1};
+    CHECK_EQ(static_cast<int>(mapping.data()[1]), 1);
+}
+
+TEST("closing a mapping is a statement and unmaps nothing") {
+    const File file(page);
+    Mapping mapping(file.fd, 0, page, true);
+    CHECK_EQ(mapping.closed(), false);
+    mapping.close();
+    CHECK_EQ(mapping.closed(), true);
+    CHECK(shown(mapping) == file.read(0, page));
+}
+
+TEST("the end of a mapping unmaps all its pages and no others") {
+    const File file(4 * page);
+    auto mapping = std::make_unique<Mapping>(file.fd, page + 7, 2 * page, true); // touches three pages
+    std::byte *const first = mapping->data() - 7;
+    unsigned char resident[3];
+    CHECK_EQ(mincore(first, 3 * page, resident), 0);
+    mapping.reset();
+    for (std::size_t i = 0; i < 3; ++i)
+        CHECK_EQ(mincore(first + i * page, page, resident), -1);
+}
+
+TEST("a retired mapping reads NaN as a floating-point number and -1 as an integer everywhere") {
+    const File file(4 * page);
+    for (const bool writeable : {true, false}) {
+        Mapping mapping(file.fd, page - 8, 2 * page + 16, writeable);
+        mapping.retire();
+        CHECK(shown(mapping) == std::vector<std::byte>(mapping.bytes(), std::byte{0xFF}));
+        double number;
+        std::memcpy(&number, mapping.data(), sizeof number);
+        CHECK(std::isnan(number));
+        float small;
+        std::memcpy(&small, mapping.data(), sizeof small);
+        CHECK(std::isnan(small));
+        std::int64_t integer;
+        std::memcpy(&integer, mapping.data(), sizeof integer);
+        CHECK_EQ(integer, -1);
+    }
+}
+
+TEST("a retired mapping is closed") {
+    const File file(page);
+    Mapping mapping(file.fd, 0, page, true);
+    mapping.retire();
+    CHECK_EQ(mapping.closed(), true);
+}
+
+TEST("retiring one mapping changes neither the file nor another mapping of the same page") {
+    const File file(2 * page);
+    const Mapping other(file.fd, 0, 2 * page, true);
+    Mapping mapping(file.fd, 100, 50, true);
+    mapping.retire();
+    CHECK(shown(other) == file.read(0, 2 * page));
+    for (std::size_t i = 0; i < 2 * page; ++i)
+        CHECK_EQ(static_cast<int>(other.data()[i]), static_cast<int>(File::at(i)));
+}
+
+TEST("what is written through a retired mapping reaches nobody") {
+    const File file(page);
+    const Mapping other(file.fd, 0, page, true);
+    Mapping mapping(file.fd, 0, page, true);
+    mapping.retire();
+    std::memset(mapping.data(), 0x11, mapping.bytes());
+    CHECK_EQ(static_cast<int>(other.data()[0]), static_cast<int>(File::at(0)));
+    CHECK_EQ(static_cast<int>(other.data()[page - 1]), static_cast<int>(File::at(page - 1)));
+}
+
+TEST("what others write does not show through a retired mapping") {
+    const File file(page);
+    const Mapping other(file.fd, 0, page, true);
+    Mapping mapping(file.fd, 0, page, true);
+    mapping.retire();
+    std::memset(other.data(), 0x22, other.bytes());
+    CHECK(shown(mapping) == std::vector<std::byte>(page, std::byte{0xFF}));
+}
+
+// Race: one thread holds a stale view and reads while another retires the mapping. The kernel does the reading, so that
+// a hole shows as EFAULT instead of a crash.
+//   any byte  acceptable   old, new or poison: the lease is over
+//   EFAULT    FORBIDDEN    for a moment nothing was mapped there
+TEST("a stale read that races a retirement never finds a hole") {
+    const File file(page), sink(page);
+    constexpr int rounds = check::times(6'000);
+    std::atomic<std::byte *> stale = nullptr;
+    std::atomic<bool> retired = false;
+    Meeting<2> begin, end; // the mapping may go only when the reader has let go
+    int holes = 0;
+    std::thread reader([&] {
+        for (int round = 0; round < rounds; ++round) {
+            begin.meet();
+            while (!retired)
+                holes += syscall(SYS_pwrite64, sink.fd, stale.load(), 1, 0) != 1;
+            end.meet();
+        }
+    });
+    Rng dice(31);
+    for (int round = 0; round < rounds; ++round) {
+        Mapping mapping(file.fd, 0, page, true);
+        stale = mapping.data();
+        retired = false;
+        begin.meet();
+        dawdle(dice.between(0, 2'000));
+        mapping.retire();
+        retired = true;
+        end.meet();
+    }
+    reader.join();
+    CHECK_EQ(holes, 0);
+}

@@ -1,0 +1,201 @@
+#include "os/process.hpp"
+
+#include <list>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/resource.h>
+
+#include "support/check.hpp"
+#include "support/processes.hpp"
+#include "sync/words.hpp"
+
+using namespace memlane;
+
+namespace {
+
+// What a child says of itself, and the child, which lives until it is killed.
+class Living {
+  public:
+    Living() : child_([this] {
+        publish(*word_, this_process());
+        for (;;)
+            pause();
+    }) {
+        await([&] { return see(*word_) != 0; });
+    }
+    std::int64_t word() const { return see(*word_); }
+    Child &child() { return child_; }
+
+  private:
+    Shared<Word> word_;
+    Child child_;
+};
+
+char state_letter(pid_t pid) {
+    char path[32], line[512] = {};
+    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const bool any = read(fd, line, sizeof line - 1) > 0;
+    close(fd);
+    const char *name_end = any ? std::strrchr(line, ')') : nullptr;
+    return name_end == nullptr ? '?' : name_end[2];
+}
+
+} // namespace
+
+TEST("a process is its pid and its start time in one number above zero") {
+    const std::int64_t word = this_process();
+    CHECK(word > 0);
+    CHECK_EQ(word & ((1 << pid_bits) - 1), getpid());
+    CHECK(word >> pid_bits > 0);
+    CHECK_EQ(this_process(), word);
+}
+
+TEST("a process finds itself and its parent alive") {
+    const std::int64_t parent = this_process();
+    CHECK(process_alive(parent));
+    Child child([&] {
+        CHECK(process_alive(this_process()));
+        CHECK(process_alive(parent));
+    });
+    CHECK_EQ(child.join(), 0);
+}
+
+TEST("a forked child is another process") {
+    const std::int64_t parent = this_process();
+    Child child([&] {
+        CHECK(this_process() != parent);
+        CHECK_EQ(this_process() & ((1 << pid_bits) - 1), getpid());
+    });
+    CHECK_EQ(child.join(), 0);
+}
+
+TEST("a process stays who it is when its name looks like the line that it is read from") {
+    const std::int64_t word = this_process();
+    for (const char *name : {"a b) Z 1 1 (c", ")", "((", ") X", ""}) {
+        prctl(PR_SET_NAME, name);
+        CHECK_EQ(this_process(), word);
+        CHECK(process_alive(word));
+    }
+}
+
+TEST("a stopped process is alive") {
+    Living living;
+    living.child().kill(SIGSTOP);
+    await([&] { return state_letter(living.child().pid()) == 'T'; });
+    CHECK(process_alive(living.word()));
+}
+
+TEST("a zombie is dead") {
+    Living living;
+    living.child().kill(SIGKILL);
+    CHECK(living.child().dies_within(30 * second));
+    CHECK(state_letter(living.child().pid()) == 'Z');
+    CHECK(!process_alive(living.word()));
+}
+
+TEST("a process that was collected is dead") {
+    Living living;
+    living.child().kill(SIGKILL);
+    living.child().join();
+    CHECK(!process_alive(living.word()));
+}
+
+TEST("a process whose pid another one has now is dead") {
+    Living living;
+    const std::int64_t tick = std::int64_t{1} << pid_bits;
+    CHECK(process_alive(living.word()));
+    CHECK(!process_alive(living.word() - tick));
+    CHECK(!process_alive(living.word() + tick));
+}
+
+TEST("no process is never alive") {
+    CHECK(!process_alive(0));
+    CHECK(!process_alive(std::int64_t{1} << pid_bits)); // a start time and pid 0
+    CHECK(!process_alive((std::int64_t{1} << pid_bits) - 1)); // the largest pid, which the kernel does not give out
+}
+
+TEST("a process that is out of file descriptors takes nobody for dead") {
+    Living living;
+    Living killed;
+    killed.child().kill(SIGKILL);
+    killed.child().join();
+    const std::int64_t mine = this_process();
+    rlimit usual{};
+    getrlimit(RLIMIT_NOFILE, &usual);
+    const rlimit none{0, usual.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    CHECK_EQ(open("/dev/null", O_RDONLY), -1);
+    CHECK(process_alive(living.word()));
+    CHECK(process_alive(mine));
+    CHECK(!process_alive(killed.word())); // nobody has its pid: that can be known without a descriptor
+#if !defined(__SANITIZE_ADDRESS__) // whose companion needs a descriptor to look at an exception
+    // Under a number with no start time in it, everybody else would take it for dead.
+    Child([] { CHECK_THROWS(std::system_error, this_process()); }).join();
+#endif
+    setrlimit(RLIMIT_NOFILE, &usual);
+}
+
+TEST("a process whose first thread has ended is alive until the last one has") {
+    Shared<Word> word, go_on;
+    Child child([&] {
+        publish(*word, this_process());
+        std::thread([&] {
+            while (see(*go_on) == 0)
+                usleep(100);
+            _exit(0);
+        }).detach();
+        syscall(SYS_exit, 0); // this thread alone; pthread_exit would unwind into the test's own frames
+    });
+    await([&] { return state_letter(child.pid()) == 'Z'; });
+    CHECK(process_alive(see(*word)));
+    publish(*go_on, 1);
+    CHECK(child.dies_within(30 * second));
+    CHECK(!process_alive(see(*word)));
+}
+
+// Race: a process whose threads store as fast as they can is killed, while another one asks whether it is alive.
+//   alive, and it stores                 acceptable
+//   dead, and nothing changes any more   acceptable
+//   dead, and then a store               FORBIDDEN    what it held could be somebody else's by then
+TEST("a killed process is not dead before its last thread has stopped") {
+    constexpr int threads = 4;
+    struct Counters {
+        Word word;
+        struct alignas(64) {
+            Word value;
+        } counter[threads];
+    };
+    int forbidden = 0;
+    for (int i = 0; i < check::times(16); ++i) {
+        Shared<Counters> counters;
+        Child child([&] {
+            std::list<std::thread> storing;
+            for (auto &counter : counters->counter)
+                storing.emplace_back([&counter] {
+                    for (std::int64_t value = 1;; ++value)
+                        counter.value.store(value, std::memory_order_relaxed);
+                });
+            publish(counters->word, this_process());
+            for (;;)
+                pause();
+        });
+        for (auto &counter : counters->counter)
+            await([&] { return see(counter.value) != 0; });
+        await([&] { return see(counters->word) != 0; });
+        const std::int64_t word = see(counters->word);
+        child.kill(SIGKILL);
+        while (process_alive(word)) {
+        }
+        std::vector<std::int64_t> then;
+        for (auto &counter : counters->counter)
+            then.push_back(see(counter.value));
+        child.join();
+        for (int thread = 0; thread < threads; ++thread)
+            forbidden += see(counters->counter[thread].value) != then[static_cast<std::size_t>(thread)];
+    }
+    CHECK_EQ(forbidden, 0);
+}

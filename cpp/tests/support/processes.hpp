@@ -1,0 +1,155 @@
+// Real processes and real shared memory for tests.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <random>
+#include <span>
+#include <string>
+#include <system_error>
+#include <type_traits>
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support/check.hpp"
+#include "os/clock.hpp"
+
+inline constexpr std::int64_t ms = 1'000'000;
+inline constexpr std::int64_t second = 1'000'000'000;
+
+// A zeroed T that forked children share with this process.
+template <class T> class Shared {
+  public:
+    Shared() {
+        void *memory = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED)
+            throw std::system_error(errno, std::generic_category(), "mmap");
+        value_ = new (memory) T{};
+    }
+    ~Shared() { munmap(static_cast<void *>(value_), sizeof(T)); }
+    Shared(const Shared &) = delete;
+    Shared &operator=(const Shared &) = delete;
+    T &operator*() const { return *value_; }
+    T *operator->() const { return value_; }
+
+  private:
+    static_assert(std::is_trivially_destructible_v<T>);
+    T *value_;
+};
+
+// A forked child. A CHECK that fails in it makes its exit code 1; it does not outlive the object or this process.
+class Child {
+  public:
+    template <class Body> explicit Child(Body body) {
+        std::fflush(nullptr);
+        const pid_t parent = getpid();
+        pid_ = fork();
+        if (pid_ < 0)
+            throw std::system_error(errno, std::generic_category(), "fork");
+        if (pid_ > 0) {
+            pidfd_ = static_cast<int>(syscall(SYS_pidfd_open, pid_, 0));
+            return;
+        }
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+        check::failures = 0;
+        try {
+            body();
+        } catch (const std::exception &error) {
+            check::fail(__FILE__, __LINE__, std::string("a child threw ") + error.what());
+        }
+        _exit(check::failures > 0 ? 1 : 0);
+    }
+    ~Child() {
+        if (!joined_) {
+            kill(SIGKILL);
+            join();
+        }
+        close(pidfd_);
+    }
+    Child(const Child &) = delete;
+    Child &operator=(const Child &) = delete;
+
+    pid_t pid() const { return pid_; }
+    int pidfd() const { return pidfd_; }
+    void kill(int signal) { ::kill(pid_, signal); }
+    bool dead() const { return dies_within(0); }
+    bool dies_within(std::int64_t nanoseconds) const {
+        pollfd ended{pidfd_, POLLIN, 0};
+        return poll(&ended, 1, static_cast<int>(nanoseconds / ms)) == 1;
+    }
+    // Collects it. The exit code, or minus the number of the signal that killed it.
+    int join() {
+        int status = 0;
+        waitpid(pid_, &status, 0);
+        joined_ = true;
+        return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+    }
+
+  private:
+    pid_t pid_ = -1;
+    int pidfd_ = -1;
+    bool joined_ = false;
+};
+
+// Keeps the core busy for a while: sleeping would take far longer than the moments that races are about.
+inline void dawdle(std::int64_t nanoseconds) {
+    for (const std::int64_t end = memlane::now_ns() + nanoseconds; memlane::now_ns() < end;) {
+    }
+}
+
+// Looks at `condition` until it holds. A test whose condition never comes is ended by the harness.
+template <class Condition> void await(Condition condition) {
+    while (!condition())
+        usleep(100);
+}
+
+// Where `parties` threads or processes wait for each other, awake, so that they leave together.
+template <int parties> class Meeting {
+  public:
+    void meet() {
+        const std::int64_t mine = arrived_.fetch_add(1) + 1;
+        const std::int64_t all = (mine + parties - 1) / parties * parties;
+        for (int looks = 0; arrived_.load() < all; ++looks)
+            if (looks % 1000 == 999)
+                sched_yield(); // the one we wait for may need this core
+    }
+
+  private:
+    std::atomic<std::int64_t> arrived_{0};
+};
+
+// The same numbers in every run: a failure can be run again.
+class Rng {
+  public:
+    explicit Rng(std::uint64_t seed) : engine_(seed) {}
+    std::int64_t between(std::int64_t low, std::int64_t high) {
+        return std::uniform_int_distribution<std::int64_t>(low, high)(engine_);
+    }
+    void fill(std::span<std::byte> bytes) {
+        for (std::size_t i = 0; i < bytes.size(); i += sizeof(std::uint64_t)) {
+            const std::uint64_t noise = engine_();
+            std::memcpy(&bytes[i], &noise, std::min(sizeof noise, bytes.size() - i));
+        }
+    }
+
+    std::mt19937_64 &engine() { return engine_; }
+
+  private:
+    std::mt19937_64 engine_;
+};

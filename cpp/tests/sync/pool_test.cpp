@@ -1,0 +1,184 @@
+#include "sync/pool.hpp"
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/resource.h>
+
+#include "support/check.hpp"
+#include "support/processes.hpp"
+
+using namespace memlane;
+
+namespace {
+
+// Counts in plain memory how often each index was covered: ThreadSanitizer sees a part that overlaps another, or one
+// that had not ended when the call returned.
+void cover(std::size_t count, int threads) {
+    std::vector<int> covered(count, 0);
+    run_in_parts(count, threads, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i)
+            ++covered[i];
+    });
+    for (const int times : covered)
+        CHECK_EQ(times, 1);
+}
+
+std::set<std::thread::id> who_runs(std::size_t count, int threads) {
+    std::mutex lock;
+    std::set<std::thread::id> who;
+    run_in_parts(count, threads, [&](std::size_t, std::size_t) {
+        const std::lock_guard held(lock);
+        who.insert(std::this_thread::get_id());
+    });
+    return who;
+}
+
+} // namespace
+
+TEST("every index is covered exactly once for any count and number of threads") {
+    Rng dice(21);
+    for (int i = 0; i < check::times(3'000); ++i)
+        cover(static_cast<std::size_t>(dice.between(0, 500)), static_cast<int>(dice.between(-2, 7)));
+}
+
+TEST("a loop of nothing runs no index") {
+    run_in_parts(0, 4, [](std::size_t begin, std::size_t end) { CHECK_EQ(begin, end); });
+}
+
+TEST("the calling thread runs a part and as many others as asked for help") {
+    for (const int threads : {1, 2, 5, 3}) {
+        const auto who = who_runs(100, threads);
+        CHECK_EQ(who.size(), static_cast<std::size_t>(threads));
+        CHECK(who.contains(std::this_thread::get_id()));
+    }
+}
+
+TEST("no more threads run than there are indices") { CHECK_EQ(who_runs(3, 8).size(), 3u); }
+
+TEST("the number of threads may grow and shrink from loop to loop") {
+    for (int turn = 0; turn < check::times(40); ++turn)
+        for (const int threads : {2, 3, 8, 2, 5, 9, 1})
+            cover(1'000, threads);
+}
+
+// Race: several threads ask for the pool at once.
+//   each loop covers each of its indices once  acceptable   with help or alone
+//   anything else                              FORBIDDEN
+TEST("loops of several threads at the same time do not mix") {
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 4; ++caller)
+        callers.emplace_back([caller] {
+            Rng dice(static_cast<std::uint64_t>(caller));
+            for (int i = 0; i < check::times(2'000); ++i)
+                cover(static_cast<std::size_t>(dice.between(1, 200)), static_cast<int>(dice.between(1, 5)));
+        });
+    for (auto &caller : callers)
+        caller.join();
+}
+
+TEST("a loop inside a part runs alone and completes") {
+    std::atomic<int> total = 0;
+    run_in_parts(4, 4, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i)
+            run_in_parts(10, 2, [&](std::size_t from, std::size_t to) { total += static_cast<int>(to - from); });
+    });
+    CHECK_EQ(total.load(), 40);
+}
+
+// ThreadSanitizer cannot follow threads that start after a fork() of a process with threads.
+#if !defined(__SANITIZE_THREAD__)
+
+TEST("a forked child has the pool that its parent used, and so has its child") {
+    cover(1'000, 4);
+    Child child([] {
+        CHECK_EQ(who_runs(100, 4).size(), 4u);
+        cover(1'000, 4);
+        Child grandchild([] {
+            CHECK_EQ(who_runs(100, 4).size(), 4u);
+            cover(1'000, 4);
+        });
+        CHECK_EQ(grandchild.join(), 0);
+        cover(1'000, 6);
+    });
+    CHECK_EQ(child.join(), 0);
+    cover(1'000, 4);
+}
+
+// Race: one thread forks while another is in the middle of a loop.
+//   child's loops get helpers  acceptable
+//   child's loop hangs         FORBIDDEN    it inherited a lock that nobody will open
+//   child's loop runs alone    FORBIDDEN    the same lock, tried and never got
+TEST("a child forked in the middle of another thread's loop can use the pool") {
+    std::atomic<bool> over = false;
+    std::thread looping([&] {
+        // Takes no memory: AddressSanitizer's allocator, unlike libc's, cannot be forked while another thread is in it.
+        const std::function<void(std::size_t, std::size_t)> part = [&over](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end && !over; ++i) {
+            }
+        };
+        while (!over)
+            run_in_parts(20'000, 3, part);
+    });
+    for (int i = 0; i < check::times(80); ++i) {
+        Child child([] { CHECK_EQ(who_runs(100, 3).size(), 3u); });
+        CHECK_EQ(child.join(), 0);
+    }
+    over = true;
+    looping.join();
+}
+
+#endif
+
+TEST("helpers leave the process's signals to the thread that called") {
+    sigset_t one, before, pending;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    cover(1'000, 4);
+    pthread_sigmask(SIG_BLOCK, &one, &before);
+    kill(getpid(), SIGUSR1); // would end the process on any thread that takes it
+    usleep(50'000);
+    sigpending(&pending);
+    CHECK_EQ(sigismember(&pending, SIGUSR1), 1);
+    signal(SIGUSR1, SIG_IGN);
+}
+
+TEST("making helpers leaves the caller's signal mask as it was") {
+    sigset_t one, after;
+    sigemptyset(&one);
+    sigaddset(&one, SIGUSR1);
+    pthread_sigmask(SIG_SETMASK, &one, nullptr);
+    cover(1'000, 4);
+    pthread_sigmask(SIG_SETMASK, nullptr, &after);
+    for (int number = 1; number < 32; ++number)
+        CHECK_EQ(sigismember(&after, number), number == SIGUSR1 ? 1 : 0);
+}
+
+TEST("a process that used the pool exits without waiting for its helpers") {
+    Child child([] {
+        cover(1'000, 4);
+        std::exit(3);
+    });
+    CHECK_EQ(child.join(), 3);
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) // they need all address space there is
+
+TEST("a loop for which no more threads can be had completes with those that there are") {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = 64 << 20; // room for a few stacks of 8 MB
+    CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    cover(1'000, 64);
+    CHECK(who_runs(1'000, 64).size() < 64);
+    sigset_t after;
+    pthread_sigmask(SIG_SETMASK, nullptr, &after);
+    CHECK_EQ(sigismember(&after, SIGINT), 0);
+}
+
+#endif

@@ -1,0 +1,1 @@
+"""Lanes: structures in shared memory with roles. Ring, replay, weights and statistics."""

@@ -1,0 +1,1 @@
+"""The runner: collector processes or threads beside a learner, supervised."""

@@ -1,0 +1,1 @@
+"""What a person sees of a training run: live display, report, animation."""

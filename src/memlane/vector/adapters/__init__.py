@@ -1,0 +1,1 @@
+"""Adapters: vector environments as other libraries expect them, one module per library."""

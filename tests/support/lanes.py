@@ -1,0 +1,334 @@
+"""What the tests of the lanes share: payloads that check themselves, and what child processes do.
+
+Light to import, because a spawned child imports it anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import functools
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlane.core import Segment, WaitTimeout
+from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer
+from memlane.ipc.weight_sync import SharedWeightSync
+from memlane.lanes.ring import Ring
+from memlane.lanes.stats import Stats
+from memlane.lanes.weights import Weights
+from memlane.runner.collector_error import CollectorErrors
+
+PROMISE = 1.0
+"""Seconds within which a death is noticed and survivors go on."""
+
+# --------------------------------------------------------------------------------------- payloads that check themselves
+
+
+def checked_layout(body: int) -> dict[str, Any]:
+    """A payload of so many numbers that carries its own checksum."""
+    return {"number": ("int64", ()), "writer": ("int64", ()), "body": ("int64", body), "sum": ("uint32", ())}
+
+
+CHECKED = checked_layout(1024)
+"""8 KB."""
+
+
+class Payload:
+    """The arrays of one such payload. Reuses its memory, as a collector would."""
+
+    def __init__(self, body: int = 1024) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {
+            name: np.zeros(shape, dtype) for name, (dtype, shape) in checked_layout(body).items()
+        }
+
+    def fill(self, number: int, writer: int = 0) -> dict[str, NDArray[Any]]:
+        fill(self.arrays, number, writer)
+        return self.arrays
+
+
+@functools.cache
+def _ramp(length: int) -> NDArray[np.int64]:
+    return np.arange(length)
+
+
+def fill(arrays: Any, number: int, writer: int = 0) -> None:
+    """Every number of the body depends on ``number``, so that a mixture of two payloads shows."""
+    arrays["number"][...] = number
+    arrays["writer"][...] = writer
+    body = arrays["body"]
+    np.multiply(_ramp(len(body)), number + 1, out=body)
+    arrays["sum"][...] = checksum(arrays)
+
+
+def checksum(arrays: Any) -> int:
+    return zlib.crc32(arrays["body"], int(arrays["number"]) * 31 + int(arrays["writer"]) & 0xFFFFFFFF)
+
+
+def whole(arrays: Any) -> bool:
+    return checksum(arrays) == int(arrays["sum"])
+
+
+# ----------------------------------------------------------------------------------------------------- what children do
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_of_segv() -> None:
+    """By a real invalid access, without pytest's report of it."""
+    faulthandler.disable()
+    ctypes.string_at(8)
+
+
+def claim_and_die(ring: Ring, claims: int = 1) -> None:
+    slots = [ring.writer(9).claim(timeout=5) for _ in range(claims)]
+    for slot in slots:
+        fill(slot, -1)
+    die()
+
+
+def take_and_die(ring: Ring) -> None:
+    ring.reader().take(timeout=5)
+    die()
+
+
+def put_and_die(ring: Ring, number: int) -> None:
+    ring.writer(9).put(Payload().fill(number, 9))
+    die()
+
+
+def put_some(ring: Ring, numbers: list[int], writer: int = 0, pause: float = 0.0) -> None:
+    payload = Payload()
+    role = ring.writer(writer)
+    for number in numbers:
+        role.put(payload.fill(number, writer), policy_version=number * 10, rows=number, timeout=20)
+        time.sleep(pause)
+
+
+def take_all(ring: Ring, count: int, hold: float = 0.0) -> list[int]:
+    """The numbers of so many slots; -1 for one that is not whole."""
+    numbers = []
+    for _ in range(count):
+        with ring.reader().take(timeout=20) as slot:
+            time.sleep(hold)
+            numbers.append(int(slot["number"]) if whole(slot) else -1)
+    return numbers
+
+
+def take_one_and_wait(ring: Ring, board: Segment) -> None:
+    """Holds a slot until it is told to let go."""
+    with ring.reader().take(timeout=20) as slot:
+        board.signal("bell").store(1)
+        board.signal("go").wait(1, timeout=20)
+        board["ok"][...] = whole(slot)
+
+
+def echo_slot(ring: Ring, answer: Ring) -> None:
+    """Sends what it finds in one slot back in another, field by field."""
+    with ring.reader().take(timeout=20) as slot, answer.writer(5).claim(timeout=20) as copy:
+        for name in slot:
+            copy[name][...] = slot[name]
+        copy.commit(policy_version=slot.policy_version, rows=slot.rows)
+
+
+def outcome_of(function: Callable[[], object]) -> str:
+    """What a call came to, in words that can travel."""
+    try:
+        return f"returned {function()!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def commit_parents_slot(slot: Any) -> str:
+    return outcome_of(slot.commit)
+
+
+def wait_until_interrupted(ring: Ring, board: Segment) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+    board.signal("bell").store(1)
+    try:
+        ring.reader().take(timeout=20)
+    except KeyboardInterrupt:
+        board["ok"][...] = True
+
+
+# -------------------------------------------------------------------------------------------------------- rollout rings
+
+
+def collect(buffer: RolloutRingBuffer, rollouts: int, first: int = 0) -> None:
+    for number in range(first, first + rollouts):
+        for field in buffer.slot_shapes:
+            buffer.write_buffer[field][:] = number  # and no view of it is kept
+        buffer.signal_write_done(policy_version=number)
+
+
+def learn(buffer: RolloutRingBuffer, rollouts: int) -> list[float]:
+    means = []
+    for _ in range(rollouts):
+        assert buffer.wait_for_data(20)
+        views = buffer.read_numpy_views()
+        (mean,) = {float(view.mean()) for view in views.values()}
+        means.append(mean)
+        buffer.advance_read()
+    return means
+
+
+def collect_attached(
+    sizes: tuple[int, ...], name: Any, write_ptr: Any, read_ptr: Any, rollouts: int
+) -> tuple[int, int]:
+    """As a collector of the two-object protocol: attach by name, then the sync primitives."""
+    buffer = RolloutRingBuffer(*sizes, create=False, shm_name_prefix=name)
+    buffer.attach_sync_primitives(write_ptr, read_ptr)
+    collect(buffer, rollouts)
+    counts = write_ptr.value, read_ptr.value
+    buffer.close()
+    return counts
+
+
+def use_inherited(buffer: RolloutRingBuffer) -> int:
+    """A forked copy of an object that held slots: write a rollout of its own, and close."""
+    for view in buffer.write_buffer.values():
+        view[:] = 77
+    slot = buffer.write_slot
+    buffer.signal_write_done()
+    buffer.close()
+    return slot
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+def read_weights(weights: Weights) -> tuple[int, dict[str, Any]]:
+    version, arrays = weights.read()
+    return version, dict(arrays)
+
+
+def read_sync(sync: SharedWeightSync, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[int, dict[str, Any]]:
+    state = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
+    return sync.read_weights_into(state), state
+
+
+def write_with_lock(name: str, lock: Any, value: float) -> int:
+    """As a child of a locking protocol does: attaches with the lock that it was given, and holds it while it writes."""
+    sync = SharedWeightSync({"w": (3,)}, create=False, shm_name=name, lock=lock)
+    with lock:
+        sync.write_weights({"w": np.full(3, value, np.float32)})
+    assert lock.acquire()
+    lock.release()
+    version = sync.version
+    sync.close()
+    return version
+
+
+def publish_when_told(weights: Weights, board: Segment, versions: int) -> None:
+    board.signal("go").wait(1, timeout=20)
+    payload = Payload()
+    for number in range(versions):
+        weights.publish(payload.fill(number))
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def count_vectors(stats: Stats, batches: list[NDArray[Any]]) -> int:
+    collector = stats.collector()
+    for batch in batches:
+        collector.add(batch)
+    return collector.place
+
+
+def count_and_die(stats: Stats, batches: list[NDArray[Any]]) -> None:
+    count_vectors(stats, batches)
+    die()
+
+
+def get_stats(stats: Any) -> Any:
+    return stats.get()
+
+
+# ----------------------------------------------------------------------------------------------------- collector errors
+
+
+class Stubborn(Exception):
+    """An exception that pickle cannot carry: it needs two arguments and holds a function."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+        self.hook = lambda: None
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def raise_in_collector(errors: CollectorErrors, worker: int, kind: str, ring: Ring | None = None) -> None:
+    with errors.reporting(worker) as reporter:
+        for step in range(1, 43):
+            reporter.step(step)
+        if ring is not None:
+            put_some(ring, [1, 2])
+        match kind:
+            case "key":
+                {}["missing key"]
+            case "stubborn":
+                raise Stubborn("it failed", "it must")
+            case "speechless":
+                raise Speechless
+            case "long":
+                raise ValueError("\N{SNAKE}" * 10**6)
+            case "empty":
+                raise RuntimeError
+            case "chained":
+                try:
+                    int("x")
+                except ValueError as error:
+                    raise RuntimeError("outer trouble") from error
+            case "kill":
+                die()
+            case "segv":
+                die_of_segv()
+            case "exit":
+                os._exit(3)
+            case "wait":
+                time.sleep(60)
+
+
+def raise_quietly(errors: CollectorErrors, worker: int, kind: str, ring: Ring | None = None) -> None:
+    """The same, without a traceback on the terminal and with exit code 0, so that a test can tell its own failures."""
+    try:
+        raise_in_collector(errors, worker, kind, ring)
+    except Exception:
+        os._exit(0)
+
+
+def report_and_linger(errors: CollectorErrors, worker: int, seconds: float) -> None:
+    """A collector whose end takes long: an environment that closes slowly, a thread that does not stop."""
+    try:
+        raise_in_collector(errors, worker, "key")
+    except KeyError:
+        time.sleep(seconds)
+        os._exit(0)
+
+
+def timed_out(function: Callable[..., object], *args: object, **kwargs: object) -> bool:
+    try:
+        function(*args, **kwargs)
+    except WaitTimeout:
+        return True
+    return False
+
+
+def state_of(pid: int | None) -> str:
+    """The kernel's letter for what a process does: R runs, S sleeps, T is stopped, Z is dead and not collected."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -1,0 +1,229 @@
+"""What the tests of the core share: child processes and what they run, dead owners, and segments written by hand.
+
+Light to import, because a spawned child imports it anew.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from memlane.core import SIGNAL, Layout, Peer, Segment, Signal, die_with
+from memlane.core.header import Header, pid_space
+
+METHODS = ["fork", "forkserver", "spawn"]
+PATIENCE = 20.0
+"""Seconds after which a test gives up on a child. No promise: this machine may be busy."""
+
+FIELDS = {"obs": ("float32", (4, 3)), "count": ("int64", 8), "bell": (SIGNAL, 2)}
+"""What most tests put into a segment."""
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+@contextmanager
+def child(
+    function: Callable[..., object], *args: object, method: str = "fork", may_die_of: int = signal.SIGKILL
+) -> Iterator[BaseProcess]:
+    """A process that runs ``function``; when the block ends it must end well, or of that signal."""
+    process = mp.get_context(method).Process(target=function, args=args)  # type: ignore[attr-defined]
+    process.start()
+    try:
+        yield process
+        process.join(PATIENCE)
+        assert not process.is_alive(), f"{function.__name__} did not end"
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode in (0, -may_die_of, -signal.SIGKILL), (
+        f"{function.__name__} ended with exit code {process.exitcode}"
+    )
+
+
+def ask(function: Callable[..., Any], *args: object, method: str = "fork") -> Any:
+    """What ``function`` returns in a process of its own; what it raises there is raised here."""
+    answers, pipe = mp.Pipe(duplex=False)
+    with child(_answer, pipe, function, args, method=method):
+        pipe.close()
+        return receive(answers)
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[object, ...]) -> None:
+    send_outcome(pipe, function, *args)
+
+
+def send_outcome(pipe: Connection, function: Callable[..., Any], *args: object) -> None:
+    try:
+        outcome: tuple[bool, Any] = (True, function(*args))
+    except Exception as error:
+        outcome = (False, error)
+    pipe.send(outcome)
+
+
+def receive(pipe: Connection) -> Any:
+    """The next outcome that a child sends."""
+    assert pipe.poll(PATIENCE), "no answer from the child"
+    worked, value = pipe.recv()
+    pipe.close()
+    if not worked:
+        raise value
+    return value
+
+
+def script(code: str, *args: object, **environment: str) -> subprocess.Popen[str]:
+    """A fresh interpreter that runs ``code``. It can import this module."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def output_of(code: str, *args: object, **environment: str) -> str:
+    """What ``code`` prints in a fresh interpreter, which must end with exit code 0 and nothing on stderr."""
+    with script(code, *args, **environment) as process:
+        try:
+            output, errors = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (0, ""), f"exit code {process.returncode}\n{errors}"
+    return output
+
+
+def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def dead_peer(name: str = "process") -> Peer:
+    """A process that is gone for certain."""
+    with child(os.getpid) as process:
+        return Peer.of(process.pid or 0, name)
+
+
+# ------------------------------------------------------------------------------------------------------------- segments
+
+
+def write_segment(
+    path: Path,
+    owner: Peer | None = None,
+    space: int | None = None,
+    layout: Layout | None = None,
+) -> Path:
+    """A segment file made by hand, as ``owner`` in the pid namespace ``space`` would have left it."""
+    layout = layout or Layout(FIELDS)
+    header = Header(layout, owner or Peer.current(), pid_space() if space is None else space, time.time_ns())
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        os.truncate(fd, header.total_bytes)
+        header.write(fd)
+    finally:
+        os.close(fd)
+    return path
+
+
+def create_and_die(name: str) -> None:
+    segment = Segment.create(FIELDS, name=name)
+    segment["obs"][:] = 7
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_behind(name: str) -> Peer:
+    """A named segment whose owner was killed. Returns the owner."""
+    process = mp.get_context("fork").Process(target=create_and_die, args=(name,))
+    process.start()
+    owner = Peer.of(process.pid or 0)
+    process.join(PATIENCE)
+    assert process.exitcode == -signal.SIGKILL
+    return owner
+
+
+# ----------------------------------------------------------------------------------------------------- what children do
+
+
+def total(segment: Segment) -> float:
+    return float(segment["obs"].sum())
+
+
+def total_after(segment: Segment, gun: Segment) -> float:
+    """As ``total``, but only when the sender has fired the gun."""
+    gun.signal("bell").wait(1, timeout=PATIENCE)
+    return total(segment)
+
+
+def total_in_grandchild(segment: Segment, method: str) -> float:
+    answer: float = ask(total, segment, method=method)
+    return answer
+
+
+def write_row(segment: Segment, row: int, value: float) -> None:
+    segment["obs"][row] = value
+
+
+def inheritable_descriptors_of(segment: Segment) -> int:
+    """How many descriptors of the segment a program started from here would inherit."""
+    same = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_same(fd, segment._fd)]
+    return sum(os.get_inheritable(fd) for fd in same)
+
+
+def _is_same(one: int, two: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, two)
+    except OSError:  # the descriptor of the listing itself
+        return False
+
+
+def receive_and_total(source: Any) -> float:
+    segment = source.recv() if hasattr(source, "recv") else source.get()
+    with segment:
+        return total(segment)
+
+
+def attach_and_exit(name: str) -> float:
+    return total(Segment.attach(name))
+
+
+def sleep_forever() -> None:
+    while True:
+        time.sleep(60)
+
+
+def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Segment) -> None:
+    """Tie this process to ``peer``, say so, and then stay."""
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with(peer, grace)
+    assert isinstance(ready, Segment)
+    ready["count"][0] = os.getpid()
+    ready.signal("bell").add()
+    sleep_forever()
+
+
+def parent_of_tied_child(name: str, method: str, grace: float, stubborn: bool) -> None:
+    """What a process runs that is going to be killed and must take its child along."""
+    with Segment.attach(name) as board:
+        context = mp.get_context(method)
+        process = context.Process(  # type: ignore[attr-defined]
+            target=ring_when_tied, args=(Peer.current("parent"), grace, stubborn, board)
+        )
+        process.start()
+        process.join()

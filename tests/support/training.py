@@ -1,0 +1,130 @@
+"""What the tests of training share: tiny environments, and an evaluation that owes nothing to the code under test.
+
+Light to import, because a collector imports it anew.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from memlane.train.algorithms.appo import APPO
+from memlane.train.networks import ActorCritic
+from memlane.train.presets import preset_for
+from memlane.train.run import Run
+
+EVALUATION_EPISODES = 20
+
+
+class Script(gymnasium.Env[Any, Any]):
+    """Episodes of the lengths that it was told, one after the other, each ended as told. An observation is the number
+    of the episode and that of the step within it; the reward of a step is its number, counted from 1."""
+
+    observation_space = Box(-1, 1000, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, *episodes: tuple[int, str]) -> None:
+        self._episodes = episodes
+        self._episode = -1
+        self._step = 0
+
+    def _look(self) -> Any:
+        return np.array([self._episode, self._step], np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self._episode, self._step = self._episode + 1, 0
+        return self._look(), {}
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        self._step += 1
+        length, end = self._episodes[self._episode]
+        over = self._step == length
+        return self._look(), float(self._step), over and end == "terminated", over and end == "truncated", {}
+
+
+class Cliff(gymnasium.Env[Any, Any]):
+    """Raises after so many steps, and says when."""
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, steps: int = 50) -> None:
+        self._left = steps
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002
+        self._left -= 1
+        if self._left < 0:
+            raise ZeroDivisionError(f"over the cliff at {time.monotonic_ns()}")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def moment_of(text: str) -> float:
+    """When the cliff was reached, in seconds of the monotonic clock, which all processes share."""
+    return int(text.split("over the cliff at ")[1].split(",")[0].split("\n")[0]) / 1e9
+
+
+class QuietRun(Run):
+    """Without TensorBoard, and closed when nobody has it any more."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, tensorboard=False)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def preset_runner(env: str, folder: Path, seed: int, **changes: Any) -> APPO:
+    """A runner with the preset's settings that stops at the preset's target."""
+    preset = preset_for(env)
+    told = {**preset.config, "seed": seed, **changes}
+    runner = APPO(env, None, told, sim_backend="native", num_envs=preset.num_envs)
+    run = runner.run = QuietRun(folder)
+    runner.should_stop = lambda metrics: (
+        "solved" if len(run.recent) >= 20 and metrics.mean_return >= (preset.target or 0) else None
+    )
+    return runner
+
+
+def updates_of(env: str, runner: APPO, steps: int | None = None) -> int:
+    """How many updates the preset's steps are."""
+    return -(-(steps or preset_for(env).max_steps) // (runner.num_envs * runner.config.steps))
+
+
+def mean_return(policy: ActorCritic, env: str, seed: int = 77) -> float:
+    """Of one whole episode in each of Gymnasium's own environments, with what the policy thinks best."""
+    (name,) = policy.encoder._parts
+
+    def act(observations: Any) -> Any:
+        actions, _ = policy.act_best({name: torch.from_numpy(observations)}, None)
+        return policy.actions.for_env(actions)
+
+    return mean_of(gymnasium.make_vec(env, EVALUATION_EPISODES, vectorization_mode="sync"), act, seed)
+
+
+def mean_score(env: str, act: Any, games: int = 400) -> float:
+    """Of one whole game in each of so many native environments."""
+    import memlane.native
+
+    return mean_of(memlane.native.make(env, num_envs=games, copy=True), act, seed=5)
+
+
+def mean_of(envs: Any, act: Any, seed: int) -> float:
+    observations, _ = envs.reset(seed=seed)
+    returns, alive = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
+    while alive.any():
+        observations, rewards, terminated, truncated, _ = envs.step(act(observations))
+        returns += rewards * alive
+        alive &= ~(terminated | truncated)
+    envs.close()
+    return float(returns.mean())

@@ -1,8 +1,0 @@
-"""The environments that these tests step are in a module that workers import as well."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parent))
