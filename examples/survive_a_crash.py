@@ -12,8 +12,7 @@ import signal
 import time
 
 from memlane.runner.protocols import CollectorJoined, CollectorLost
-from memlane.train.run import Metrics
-from memlane.train.trainer import Options, train
+from memlane.train import Metrics, Options, train
 
 
 class Killer:
@@ -58,24 +57,24 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1_000_000, help="not more than so many")
     parser.add_argument("--max-steps", type=int, default=1_000_000, help="give up after so many environment steps")
     parser.add_argument("--target", type=float, default=475, help="the mean return at which it is solved")
-    parser.add_argument("--folder", help="where the run goes (default: runs/CartPole-v1-<time>)")
-    told = parser.parse_args()
+    parser.add_argument("--run-dir", help="directory of the run (default: runs/CartPole-v1-<time>)")
+    args = parser.parse_args()
 
-    killer = Killer(told.every, told.kills)
+    killer = Killer(args.every, args.kills)
     options = Options(
         env="CartPole-v1",
         collectors=2,
         num_envs=16,
-        max_steps=told.max_steps,
-        target=told.target,
-        folder=told.folder,
+        max_steps=args.max_steps,
+        target=args.target,
+        run_dir=args.run_dir,
         # Without this a collector that dies for the 11th time within a minute is not replaced: something is wrong.
         config={"max_restarts": 1_000_000},
     )
     result = train(options, on_update=killer)
     print(f"\n{killer.kills} kills; {killer.lost} collectors were lost, {killer.joined} started")
     print(f"{result.env_steps:,} steps in {result.seconds:.1f} s; {result.reason}")
-    print(f"mean return of the last 100 episodes {result.mean_return:.0f}, of the policy's best actions "
+    print(f"mean return of the last 100 episodes {result.mean_return:.0f}, with deterministic actions "
           f"{result.evaluation['mean_return']:.0f}")  # fmt: skip
 
 
