@@ -2,7 +2,7 @@
 
 A goal is a ``target``, the mean return of ``episodes`` episodes (None: no target), and its limits: ``max_steps``
 environment steps, and ``seconds`` from the first training step on. The episodes are the last ones of the training. With
-``evaluate_every``, they are episodes of the policy without exploration, after each interval of so many environment
+``evaluate_every``, they are episodes of the policy without exploration, after each such number of environment
 steps: otherwise an entrant would be measured by its random actions. The clock is stopped during an evaluation.
 """
 

@@ -16,7 +16,7 @@ from memlane.train import Metrics, Options, train
 
 
 class Killer:
-    """Looks at each update: tells what happened to the collectors and, when it is time again, kills the next one."""
+    """Called with each update: prints what happened to the collectors, and kills the next one when it is due."""
 
     def __init__(self, every: float, most: int) -> None:
         self.every = every
@@ -54,8 +54,8 @@ class Killer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between kills")
-    parser.add_argument("--kills", type=int, default=1_000_000, help="not more than so many")
-    parser.add_argument("--max-steps", type=int, default=1_000_000, help="give up after so many environment steps")
+    parser.add_argument("--kills", type=int, default=1_000_000, help="maximum number of kills")
+    parser.add_argument("--max-steps", type=int, default=1_000_000, help="environment steps after which it gives up")
     parser.add_argument("--target", type=float, default=475, help="the mean return at which it is solved")
     parser.add_argument("--run-dir", help="directory of the run (default: runs/CartPole-v1-<time>)")
     args = parser.parse_args()

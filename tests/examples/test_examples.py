@@ -82,7 +82,7 @@ def test_without_stable_baselines3_the_example_says_how_to_install_it(tmp_path: 
 
 
 def test_sac_in_a_single_file_learns_from_its_replay(tmp_path: Path) -> None:
-    printed = run(tmp_path, "sac_single_file", "--max-steps", "3000", "--warm-up", "500", "--batch", "32")
+    printed = run(tmp_path, "sac_single_file", "--max-steps", "3000", "--learning-starts", "500", "--batch-size", "32")
     assert re.search(r"(solved|stopped) after 3,\d+ steps", printed), printed
     assert "memlane.train" not in (EXAMPLES / "sac_single_file.py").read_text()
 

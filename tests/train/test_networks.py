@@ -1,4 +1,4 @@
-"""Networks: what they see of an observation, the normaliser, and an LSTM over time."""
+"""Networks: the encoding of observations, the normaliser, and an LSTM over time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VECTOR = Box(-1, 1, (3,), np.float32)
 PIXELS = Box(0, 255, (2, 40, 44), np.uint8)
 
 
-def one_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
-    """Random observations of so many environments, by the names of their parts."""
+def observations_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    """Random observations of ``rows`` environments, by the names of their leaves."""
     batch = batch_space(space, rows)
     batch.seed(seed)
     sample = batch.sample()
@@ -111,24 +111,24 @@ def space_and_width(request: pytest.FixtureRequest) -> tuple[Any, int]:
     return SPACES[request.param]
 
 
-def test_an_observation_becomes_so_many_numbers(space_and_width: tuple[Any, int]) -> None:
+def test_an_observation_is_encoded_to_the_declared_size(space_and_width: tuple[Any, int]) -> None:
     space, width = space_and_width
     encoder = Encoder(space, normalize=True)
     assert encoder.output_size == width
-    assert encoder(one_of(space)).shape == (5, width)
+    assert encoder(observations_of(space)).shape == (5, width)
 
 
 def test_observations_over_time_are_encoded_as_one_by_one(space_and_width: tuple[Any, int]) -> None:
     space, _ = space_and_width
     encoder = Encoder(space, normalize=True)
-    steps = [one_of(space, seed=seed) for seed in range(3)]
+    steps = [observations_of(space, seed=seed) for seed in range(3)]
     together = encoder({name: torch.stack([step[name] for step in steps]) for name in steps[0]})
     torch.testing.assert_close(together, torch.stack([encoder(step) for step in steps]))
 
 
 def test_vectors_are_put_one_after_the_other() -> None:
     space = Dict({"a": VECTOR, "b": Dict({"c": Box(-1, 1, (2, 2))})})
-    seen = one_of(space)
+    seen = observations_of(space)
     expected = torch.cat([seen["a"], seen["b.c"].reshape(5, 4)], -1)
     assert torch.equal(Encoder(space, normalize=False)(seen), expected)
 
@@ -153,7 +153,7 @@ def test_pixels_are_seen_by_their_brightness() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (64, 64), (64, 64, 3), (1, 36, 36), (96, 96, 1)])
-def test_what_looks_like_a_picture_is_one(shape: tuple[int, ...]) -> None:
+def test_images_are_recognised(shape: tuple[int, ...]) -> None:
     """Channels may come first or, as in most of Gymnasium, last."""
     assert is_image(Box(0, 255, shape, np.uint8))
 
@@ -161,7 +161,7 @@ def test_what_looks_like_a_picture_is_one(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "space", [Box(0, 255, (64,), np.uint8), Box(0, 255, (3, 4, 5), np.uint8), Box(0, 1, (40, 40), np.float32)]
 )
-def test_what_does_not_look_like_a_picture_is_none(space: Any) -> None:
+def test_other_arrays_are_not_taken_for_images(space: Any) -> None:
     assert not is_image(space)
 
 
@@ -229,5 +229,5 @@ def test_a_network_without_memory_has_no_state() -> None:
 
 def test_a_policy_episode_starts_undecided() -> None:
     policy = ActorCritic(VECTOR, Discrete(4), NetworkConfig())
-    given_by = policy.actor(policy.features(one_of(VECTOR))[0])
+    given_by = policy.actor(policy.features(observations_of(VECTOR))[0])
     torch.testing.assert_close(given_by.softmax(-1), torch.full((5, 4), 0.25), atol=0.02, rtol=0)

@@ -156,6 +156,8 @@ def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
         ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         ({"env": "Brick-v0"}, "unknown environment 'Brick-v0'; did you mean 'Bricks-v0'?"),
         ({"config": {"n_steps": 3}}, "unknown rl_cfg keys: 'n_steps' (did you mean 'num_steps'?)"),
+        ({"config": {"net_arch": (3,)}}, "unknown rl_cfg keys: 'net_arch' (did you mean 'network.hidden'?)"),
+        ({"config": {"network.lstm": 3}}, "unknown rl_cfg keys: 'network.lstm' (write 'network': {'lstm': ...})"),
         ({"config": {"network": {"hiden": (3,)}}}, "unknown network settings: 'hiden' (did you mean 'hidden'?)"),
         (
             {"config": {"lr_schedule": "liner"}},

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -119,6 +119,25 @@ _OPTION_NAMES = (
 """Options that a command line has flags for, so that ``--set`` refuses them."""
 
 
+def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has."""
+    from memlane.train.networks import NetworkConfig
+
+    known = {each.name for each in fields(config_type)} | RUNNER_SETTINGS.keys()
+    of_network = {each.name for each in fields(NetworkConfig)}
+    network = settings.get("network")
+    if isinstance(network, Mapping):
+        _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
+    dotted = {f"network.{name}" for name in of_network}
+    _refuse_unknown("rl_cfg keys", settings.keys() - known, known, known | dotted)
+
+
+def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
+    answers = [f"{name!r}{f' ({hint})' if (hint := _hint(name, suggested)) else ''}" for name in sorted(unknown)]
+    if answers:
+        raise TypeError(f"unknown {what}: {', '.join(answers)}; known are {', '.join(sorted(known))}")
+
+
 def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
     """Make an algorithm's ``Config``. Settings of the runner are ignored; ``network`` may be a dict."""
     from memlane.train.networks import NetworkConfig
@@ -127,22 +146,8 @@ def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
     values = {name: value for name, value in settings.items() if name in names}
     network = settings.get("network")
     if isinstance(network, Mapping):
-        known = [each.name for each in fields(NetworkConfig)]
-        _refuse_unknown("network settings", [name for name in network if name not in known], known)
         network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
     return config_type(**values) if network is None else config_type(**values, network=network)
-
-
-def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
-    """Refuse settings that neither the algorithm's ``Config`` nor the runner has."""
-    known = {each.name for each in fields(config_type)} | RUNNER_SETTINGS.keys()
-    _refuse_unknown("rl_cfg keys", sorted(settings.keys() - known), known)
-
-
-def _refuse_unknown(what: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    hints = [f"{name!r}{f' ({hint})' if (hint := _hint(name, known)) else ''}" for name in unknown]
-    if hints:
-        raise TypeError(f"unknown {what}: {', '.join(hints)}; known are {', '.join(sorted(known))}")
 
 
 def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
@@ -220,6 +225,9 @@ def check_algorithm(algo: str) -> str:
 def _hint(name: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown setting: a known name, or a sentence about it. Empty: nothing is near."""
     known = list(known)
+    if name in known:  # network.hidden is for text; in a dict it is nested
+        part, _, rest = name.partition(".")
+        return f"write {part!r}: {{{rest!r}: ...}}"
     synonym = next((each for each in _SYNONYMS.get(name, ()) if each in known), None)
     if synonym is None:
         if name in _EXPLANATIONS:

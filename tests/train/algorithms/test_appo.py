@@ -1,4 +1,4 @@
-"""APPO: what collectors write, what the learner makes of it, and that it learns, whatever happens to its collectors."""
+"""APPO: what collectors write, how the learner updates, and that it learns although collectors are killed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_losses_are_those_of_the_paper(rows: list[tuple[float, ...]], clip: 
     assert float(found["kl"]) == pytest.approx(kl, abs=1e-9)
 
 
-def test_the_share_of_clipped_rows_is_told() -> None:
+def test_the_share_of_clipped_rows_is_a_metric() -> None:
     old = torch.zeros(4)
     logs = torch.tensor([0.5, -0.5, 0.1, 0.0])
     found = ppo_losses(logs, old, torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(4), clip_coef=0.2)
@@ -129,7 +129,7 @@ TWO = (
 
 
 def test_a_rollout_is_what_gymnasium_says_of_next_step() -> None:
-    """By hand: after the step that ends an episode comes one in which the environment is reset."""
+    """Written out by hand: the step after the end of an episode resets the environment."""
     slot = filled(worker_of(vector_env(*TWO)), 7)
     (name,) = (name for name in slot if name.startswith("obs."))
     assert slot[name][:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3], [2, 0]]
@@ -148,7 +148,7 @@ def test_a_step_in_which_an_environment_is_reset_is_not_valid() -> None:
     assert np.argwhere(~slot["valid"]).tolist() == [[2, 0], [3, 1], [5, 1], [6, 0]]
 
 
-def test_where_an_episode_begins_is_told() -> None:
+def test_a_rollout_says_where_episodes_start() -> None:
     slot = filled(worker_of(vector_env(*TWO)), 7)
     assert np.argwhere(slot["episode_starts"]).tolist() == [[0, 0], [0, 1], [3, 0], [4, 1], [6, 1], [7, 0]]
 
@@ -183,7 +183,7 @@ def test_the_probabilities_in_a_rollout_are_those_of_its_actions() -> None:
 
 
 def test_the_memory_in_a_rollout_is_that_of_its_first_step() -> None:
-    """The learner's sequence from there gives the probabilities that the collector had, over two rollouts."""
+    """The learner computes from it the log-probabilities that the collector had, over two rollouts."""
     worker = worker_of(vector_env(*TWO), lstm=5)
     for slot in (filled(worker, 3), filled(worker, 3)):
         batch = stack_rollouts([slot], "cpu")  # type: ignore[list-item]
@@ -220,7 +220,7 @@ def test_observations_in_dicts_are_found_by_their_names(key: str) -> None:
 
 
 class LastOne(gymnasium.Env[Any, Any]):
-    """Truncated after every step. Only the observation that is left then is not 0."""
+    """Truncated after every step. Only the final observation is not 0."""
 
     observation_space = Box(0, 1, (1,), np.float32)
     action_space = Discrete(2)
@@ -302,7 +302,7 @@ def test_a_batch_is_a_copy_of_its_rollouts() -> None:
     assert torch.equal(batch.rewards, before)
 
 
-def test_what_stands_in_invalid_rows_changes_no_update() -> None:
+def test_the_content_of_invalid_rows_changes_no_update() -> None:
     weights = []
     for noise in (0.0, 1000.0):
         env = vector_env(*TWO)
@@ -380,7 +380,7 @@ def quiet(runner: APPO, folder: Path) -> Run:
 
 
 def train(folder: Path, updates: int = 6, *, stop_at: int = 0, save_interval: int = 3, **changes: Any) -> APPO:
-    """To the end, or until so many updates are made; goes on with what is in the folder."""
+    """Train for ``updates`` updates, or until ``stop_at``; continue from a checkpoint in the directory."""
     with small_runner(**changes) as runner:
         run = quiet(runner, folder)
         if (folder / "checkpoint.pt").exists():
@@ -399,9 +399,9 @@ def assert_same_weights(one: APPO, two: APPO) -> None:
 @pytest.mark.parametrize(
     ("rl_cfg", "message"),
     [({"num_stepz": 3}, "num_stepz"), ({"network": {"hiden": (3,)}}, "hiden")],
-    ids=["of the algorithm", "of the network"],
+    ids=["algorithm", "network"],
 )
-def test_settings_that_nobody_knows_are_errors(rl_cfg: dict[str, Any], message: str) -> None:
+def test_unknown_settings_are_errors(rl_cfg: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         small_runner(**rl_cfg)
 
@@ -417,7 +417,7 @@ def test_settings_that_nobody_knows_are_errors(rl_cfg: dict[str, Any], message: 
     ],
     ids=lambda rl_cfg: next(iter(rl_cfg)),
 )
-def test_settings_that_make_no_sense_are_errors(rl_cfg: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_errors(rl_cfg: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(rl_cfg))):
         small_runner(**rl_cfg)
 
@@ -465,7 +465,7 @@ def test_describing_a_training_step_changes_nothing(tmp_path: Path) -> None:
     assert [(one.iteration, two.iteration) for one, two in found] == [(1, 1), (2, 2)]
 
 
-def test_a_checkpoint_brings_back_all_that_was_learned(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_weights_optimiser_and_counters(tmp_path: Path) -> None:
     first = train(tmp_path, 3, deterministic=True)
     second = small_runner(seed=99)
     second.restore(QuietRun(tmp_path).load())
@@ -524,7 +524,7 @@ def test_a_run_that_is_resumed_from_a_checkpoint_is_as_if_it_had_never_stopped(
 
 
 def test_a_run_that_stops_between_two_checkpoints_is_resumed_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """As Ctrl-C and a reached target do."""
+    """Ctrl-C and a reached target stop a run there."""
     whole = train(tmp_path / "whole", deterministic=True)
     train(tmp_path / "parts", stop_at=4, deterministic=True)
     assert_same_weights(whole, train(tmp_path / "parts", deterministic=True))
@@ -546,7 +546,7 @@ def test_learn_closes_the_run_that_it_made(tmp_path: Path) -> None:
     assert not left_open
 
 
-def test_lag_is_told_for_every_rollout_and_never_above_its_bound(tmp_path: Path) -> None:
+def test_lag_is_reported_for_every_rollout_and_never_above_its_bound(tmp_path: Path) -> None:
     with small_runner(max_lag=2, rollouts_per_update=2) as runner:
         lags: list[int] = []
         quiet(runner, tmp_path).listeners.append(lambda metrics: lags.extend(metrics.lags))
