@@ -54,7 +54,7 @@ class Options:
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
     """Give the same numbers for the same seed. Synchronous, and so slower."""
-    save_every: int = 50
+    save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
     """Torch device of the learner."""
@@ -260,7 +260,7 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "clip_range": ("clip_coef",), "clip_param": ("clip_coef",), "clip": ("clip_coef",), "clip_ratio": ("clip_coef",),
     "lam": ("gae_lambda",), "lambda": ("gae_lambda",), "lambda_": ("gae_lambda",),
     "entropy_coef": ("ent_coef", "temperature"), "entropy_coeff": ("ent_coef", "temperature"),
-    "ent_coef": ("temperature",), "alpha": ("temperature", "priority_alpha"), "ent_coef_init": ("temperature",),
+    "ent_coef": ("temperature",), "alpha": ("temperature", "priority_alpha"),
     "value_coef": ("vf_coef",), "value_loss_coef": ("vf_coef",), "vf_loss_coeff": ("vf_coef",),
     "lr": ("learning_rate",), "policy_lr": ("learning_rate",), "q_lr": ("learning_rate",),
     "schedule": ("lr_schedule",), "norm_adv": ("normalize_advantages",),

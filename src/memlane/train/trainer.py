@@ -101,7 +101,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
 
         runner.should_stop = should_stop
         runner.progress = lambda metrics: metrics.env_steps / max_steps
-        runner.learn(_NO_LIMIT, options.save_every)
+        runner.learn(_NO_LIMIT, options.save_interval)
         reason = runner.stop_reason
         evaluation: dict[str, Any] = {}
         if reason != "Ctrl-C":

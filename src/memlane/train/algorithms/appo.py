@@ -222,7 +222,7 @@ class APPOLearner(Learner):
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
 
     def update(self, batch: RolloutBatch, lag: int, progress: float) -> dict[str, float]:
-        """Learn from rollouts at most ``lag`` versions old; ``progress`` is the fraction of the training done so far."""
+        """Learn from rollouts at most ``lag`` versions old; ``progress`` is the fraction of the training done."""
         config = self.config
         if config.lr_schedule == "linear":
             self.optimizer.learning_rate = config.learning_rate * max(1 - progress, 0.0)
