@@ -132,7 +132,7 @@ class Algorithm(AsyncRunner):
         """Learn from what ``read_rollouts`` returned, at most ``lag`` versions old; return the metrics of learning."""
 
     def before_checkpoint(self) -> None:
-        """Called before the weights of a training step are published that a checkpoint follows."""
+        """Called in a training step that a checkpoint follows, before its weights are published."""
 
     # --------------------------------------------------------------------------------------------------------- the loop
 
@@ -154,7 +154,7 @@ class Algorithm(AsyncRunner):
                     run.record(metrics)
                     if checkpoint:
                         run.save(self.checkpoint())
-                    # In deterministic mode only at a checkpoint: a resumed run continues there as this one would.
+                    # A deterministic run stops only at a checkpoint, from where a resumed one continues bit for bit.
                     if checkpoint or not self.deterministic:
                         self.stop_reason = self.should_stop(metrics) or ""
                     if interrupted():
