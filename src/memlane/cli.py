@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
     from rich.console import Console
 
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options
 
 _Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="set", metavar="KEY=VALUE ...")
@@ -132,10 +132,9 @@ def train(
         settings: Of the algorithm, over the preset's: learning_rate=1e-3 network.hidden=(128,128)
     """
     _warm_up()
-    from memlane.train.options import settings_of
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options, parse_settings
 
-    config = settings_of([one for some in settings for one in some], algo)
+    config = parse_settings([one for some in settings for one in some], algo)
     options = Options(
         env, algo, collectors, num_envs, backend, seed, max_steps, max_seconds, target, folder, max_lag, deterministic,
         config=config,
@@ -160,9 +159,9 @@ def resume(
         as_json: A line of JSON for every update, for programs.
     """
     _warm_up()
-    from memlane.train.trainer import options_of
+    from memlane.train.options import load_options
 
-    told = options_of(run)
+    told = load_options(run)
     options = replace(
         told,
         max_steps=told.max_steps if max_steps is None else max_steps,
@@ -185,13 +184,14 @@ def evaluate(
         render: Write the first episode to evaluation.gif in that folder, and show it in the report.
     """
     _need_torch()
-    from memlane.train.trainer import OptionError, evaluate, options_of, policy_of
+    from memlane.train.options import OptionError, load_options
+    from memlane.train.trainer import evaluate, load_policy
 
     if episodes < 1:
         raise OptionError(f"episodes must be at least 1, found {episodes}")
-    options, policy = options_of(run), policy_of(run)
+    options, policy = load_options(run), load_policy(run)
     assert options.backend is not None
-    found = evaluate(policy, options.env, options.backend, episodes=episodes, settings=options.env_settings)
+    found = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)
     _say(
         f"{options.env}: {_returns(found)}, from {found['min_return']:g} to {found['max_return']:g}; "
         f"{found['mean_length']:g} steps each"
@@ -269,14 +269,15 @@ def _say(text: str, *, stderr: bool = False) -> None:
 
 
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
-    from memlane.train.trainer import settle, train
+    from memlane.train.options import resolve_options
+    from memlane.train.trainer import train
     from memlane.train.ui.live_display import JsonLines, Told, display_for
 
-    options = settle(options)
+    options = resolve_options(options)
     assert options.max_steps is not None
     assert options.num_envs is not None
     told = Told(
-        options.env, str(options.folder), options.max_steps, options.target, options.algo, options.collectors,
+        options.env, str(options.run_dir), options.max_steps, options.target, options.algo, options.collectors,
         options.num_envs, options.backend or "",
     )  # fmt: skip
     display = display_for(told, as_json=as_json)
@@ -290,7 +291,7 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
     else:
         why = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
         evaluated = f"\nevaluated: {_returns(result.evaluation)}" if result.evaluation else ""
-        where = shlex.quote(str(result.folder))
+        where = shlex.quote(str(result.run_dir))
         _say(
             f"\n{why}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {where}/report.html\n"

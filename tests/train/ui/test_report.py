@@ -19,7 +19,7 @@ from memlane.train.ui.report import read_metrics, short, write_report
 CONFIG: dict[str, Any] = {
     "name": "CartPole-v1",
     "options": {"env": "CartPole-v1", "algo": "appo", "collectors": 2, "seed": 7, "target": None, "config": {}},
-    "algorithm": {"learning_rate": 0.002, "epochs": 8},
+    "algorithm": {"learning_rate": 0.002, "update_epochs": 8},
     "backend": "native",
     "num_envs": 32,
     "max_steps": 500_000,
@@ -93,7 +93,7 @@ def test_a_page_has_all_plots_and_the_words_around_them(tmp_path: Path) -> None:
     assert "not enough updates" not in text
     for words in ("the target of 475 is reached", "499", "± 1.25 over 20 episodes", "2 collectors of 32 environments"):
         assert words in text
-    for name in ("learning_rate", "epochs", "torch", "2.13"):
+    for name in ("learning_rate", "update_epochs", "torch", "2.13"):
         assert name in text
 
 

@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.train.trainer import OptionError, Options, evaluate
+from memlane.train.options import OptionError, Options
+from memlane.train.trainer import evaluate
 
 _FRAMES = 500
 """At most: longer episodes are cut there."""
@@ -33,7 +34,7 @@ def write_film(policy: Any, options: Options, path: Path) -> Path:
             pictures.append(Image.fromarray(np.asarray(picture)).quantize(64))
 
     try:
-        evaluate(policy, options.env, options.backend, episodes=1, settings=options.env_settings, on_picture=keep)
+        evaluate(policy, options.env, options.backend, episodes=1, env_settings=options.env_settings, on_frame=keep)
     except (ValueError, gymnasium.error.Error) as error:
         raise OptionError(f"no pictures of {options.env}: {error}") from error
     pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=_FRAME_MS, loop=0)

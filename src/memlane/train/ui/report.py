@@ -153,7 +153,7 @@ def _commands(folder: Path) -> str:
 
 
 def _tables(config: Mapping[str, Any]) -> str:
-    options = {name: value for name, value in config.get("options", {}).items() if name not in ("config", "folder")}
+    options = {name: value for name, value in config.get("options", {}).items() if name not in ("config", "run_dir")}
     algorithm = {name: value for name, value in config.get("algorithm", {}).items() if name not in options}
     tables = {"Options": options, "Algorithm": algorithm, "Versions": config.get("versions", {})}
     made = "".join(
