@@ -469,7 +469,7 @@ def test_a_slot_that_is_given_up_can_be_claimed_again(blocking: Ring) -> None:
 def test_commit_after_the_slot_was_given_up_is_an_error_and_not_a_silent_loss(ring: Ring) -> None:
     with ring.writer().claim() as slot:
         pass
-    with pytest.raises(StaleView, match="was committed or given up before"):
+    with pytest.raises(StaleView, match="was committed or abandoned before"):
         slot.commit()
     assert ring.counters()["written"] == 0
 
@@ -477,7 +477,7 @@ def test_commit_after_the_slot_was_given_up_is_an_error_and_not_a_silent_loss(ri
 def test_a_slot_can_be_committed_once(ring: Ring) -> None:
     slot = ring.writer().claim()
     slot.commit()
-    with pytest.raises(StaleView, match="was committed or given up before"):
+    with pytest.raises(StaleView, match="was committed or abandoned before"):
         slot.commit()
     assert ring.counters()["written"] == 1
 
