@@ -356,7 +356,12 @@ LAST = {"truncated": [False, True]}
         (step(1, 2, 3), {}, ValueError, "must have 2 rows, found 3"),
         (step(1, 2), {"env_ids": [0]}, ValueError, "must have 1 rows, found 2"),
         (step(1, 2), {"env_ids": [0, 2]}, IndexError, "2"),
-        (step(1, 2, **LAST), {}, ValueError, "row 1 is truncated: its value is bootstrapped from the observation after it"),
+        (
+            step(1, 2, **LAST),
+            {},
+            ValueError,
+            "row 1 is truncated: its value is bootstrapped from the observation",
+        ),
         (step(1, 2, **LAST), {"final": {}}, ValueError, "final must have the fields ['obs'], found []"),
         (step(1, 2, **LAST), {"final": {**final(1, 2), "reward": [0, 0]}}, ValueError, "found ['obs', 'reward']"),
         (step(1, 2, **LAST), {"final": final(1)}, ValueError, "final['obs'] must have 2 rows, found 1"),

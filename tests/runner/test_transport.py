@@ -1,6 +1,7 @@
 """The protocols between collectors and a learner: one suite for all implementations.
 
-``collectors.py`` has them over shared memory, ``in_process.py`` on threads. A third one joins by an entry in ``KINDS``.
+``process_collectors`` implements them over shared memory, ``thread_collectors`` on threads. A third one joins by an
+entry in ``KINDS``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pytest
 
 from memlane.core import Layout, WaitTimeout
 from memlane.lanes.weights import Weights
-from memlane.runner.process_collectors import Collectors
-from memlane.runner.thread_collectors import InProcess
+from memlane.runner.process_collectors import ProcessCollectors
+from memlane.runner.thread_collectors import ThreadCollectors
 from tests.support.lanes import whole
 from tests.support.transports import (
     SLOT,
@@ -34,7 +35,7 @@ from tests.support.transports import (
     weights_of,
 )
 
-KINDS: dict[str, Callable[..., Any]] = {"processes": Collectors, "threads": InProcess}
+KINDS: dict[str, Callable[..., Any]] = {"processes": ProcessCollectors, "threads": ThreadCollectors}
 PATIENCE = 40.0
 """Seconds after which a test gives up on what is no promise. The first collector waits for a fork server."""
 QUIET = 0.6
@@ -49,16 +50,16 @@ SLACK = 2.0
 class Transport:
     """Collectors and weights, as a learner has them."""
 
-    def __init__(self, kind: str, count: int, collect: Any, under_way: int, env: Any = make_env) -> None:
+    def __init__(self, kind: str, count: int, collect: Any, in_flight: int, env: Any = make_env) -> None:
         self.weights = Weights(WEIGHTS)
         self.weights.publish(weights_of(1))
-        self.source = KINDS[kind](count, env, collect, slot=Layout(SLOT), weights=self.weights, under_way=under_way)
+        self.source = KINDS[kind](count, env, collect, slot=Layout(SLOT), weights=self.weights, in_flight=in_flight)
         self.source.start()
 
     def publish(self) -> None:
-        """New weights, whose numbers are their version; what was taken is paid back."""
+        """New weights, whose numbers are their version; the credits of what was taken are returned."""
         self.weights.publish(weights_of(self.weights.version + 1))
-        self.source.pay_back()
+        self.source.return_credits()
 
     def take_all(self, at_once: int) -> list[tuple[int, int]]:
         """(writer, number) of all that come before it is quiet; the first ones may be long in coming."""
@@ -76,7 +77,7 @@ class Transport:
         made: Counter[int] = Counter()
         while len(made) < self.source.count or min(made.values()) < each:
             taken = 0
-            while taken < per_update or self.source.owes(self.weights.version - max_lag):
+            while taken < per_update or self.source.has_older_than(self.weights.version - max_lag):
                 with self.source.take(PATIENCE) as slot:
                     found.append(self.weights.version - slot.policy_version)
                     made[slot.writer] += 1
@@ -113,7 +114,7 @@ def test_rollouts_arrive_whole(start: Start) -> None:
     for _ in range(200):
         with transport.source.take(PATIENCE) as slot:
             assert whole(slot)
-        transport.source.pay_back()
+        transport.source.return_credits()
 
 
 def test_every_rollout_of_a_collector_arrives_once_and_in_order(start: Start) -> None:
@@ -122,7 +123,7 @@ def test_every_rollout_of_a_collector_arrives_once_and_in_order(start: Start) ->
     while min(map(len, numbers.values())) < 30:
         with transport.source.take(PATIENCE) as slot:
             numbers[slot.writer].append(int(slot["number"]))
-        transport.source.pay_back()
+        transport.source.return_credits()
     for found in numbers.values():
         assert found == list(range(len(found)))
 
@@ -157,7 +158,7 @@ def test_a_slot_that_is_left_without_a_commit_costs_no_credit(start: Start) -> N
     for number in range(3):
         with transport.source.take(PATIENCE if number == 0 else 3 * QUIET) as slot:
             assert int(slot["number"]) == number
-        transport.source.pay_back()
+        transport.source.return_credits()
 
 
 def test_a_slot_cannot_be_committed_twice(start: Start) -> None:
@@ -178,17 +179,17 @@ def test_a_take_without_a_rollout_times_out(start: Start) -> None:
 # ------------------------------------------------------------------------------------------------------------- credits
 
 
-@pytest.mark.parametrize(("count", "under_way"), [(1, 1), (2, 5)])
-def test_no_more_rollouts_begin_than_may_be_under_way(start: Start, count: int, under_way: int) -> None:
-    transport = start(count, Count(), under_way)
-    assert len(transport.take_all(under_way)) == under_way
+@pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 5)])
+def test_no_more_rollouts_start_than_may_be_in_flight(start: Start, count: int, in_flight: int) -> None:
+    transport = start(count, Count(), in_flight)
+    assert len(transport.take_all(in_flight)) == in_flight
 
 
-def test_as_many_rollouts_begin_as_were_paid_back(start: Start) -> None:
+def test_as_many_rollouts_start_as_credits_were_returned(start: Start) -> None:
     transport = start(2, Count(), 4)
     for _ in range(4):
         transport.source.take(PATIENCE).release()
-    transport.source.pay_back()
+    transport.source.return_credits()
     assert len(transport.take_all(4)) == 4
 
 
@@ -197,16 +198,16 @@ def test_every_collector_gets_its_share_of_the_credits(start: Start) -> None:
     assert sorted(Counter(writer for writer, _ in transport.take_all(7)).values()) == [2, 2, 3]
 
 
-def test_to_pay_back_twice_gives_nothing_more(start: Start) -> None:
+def test_credits_are_returned_once(start: Start) -> None:
     transport = start(1, Count(), 2)
     transport.source.take(PATIENCE).release()
-    transport.source.pay_back()
-    transport.source.pay_back()
+    transport.source.return_credits()
+    transport.source.return_credits()
     assert len(transport.take_all(2)) == 2
 
 
 def test_each_collector_needs_a_credit_of_its_own(start: Start) -> None:
-    with pytest.raises(ValueError, match="each of 3 collectors needs a rollout under way, found 2"):
+    with pytest.raises(ValueError, match="in_flight must be at least the number of collectors, 3, found 2"):
         start(3, Count(), 2)
 
 
@@ -301,7 +302,7 @@ def test_a_collector_that_raises_is_not_hidden_by_the_rollouts_of_another(start:
         for _ in range(100):
             with transport.source.take(PATIENCE):
                 time.sleep(0.05)
-            transport.source.pay_back()
+            transport.source.return_credits()
         pytest.fail("a hundred rollouts were taken, and nobody said that a collector had raised")
 
     with pytest.raises(Exception, match="broken at") as caught:
@@ -375,5 +376,5 @@ def test_to_close_twice_is_harmless(start: Start) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_what_was_never_started_can_be_closed(kind: str) -> None:
     with Weights(WEIGHTS) as weights:
-        source = KINDS[kind](1, make_env, Count(), slot=Layout(SLOT), weights=weights, under_way=1)
+        source = KINDS[kind](1, make_env, Count(), slot=Layout(SLOT), weights=weights, in_flight=1)
         source.close()

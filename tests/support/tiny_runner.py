@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memlane.core import Layout
 from memlane.runner.async_runner import AsyncRunner
 from tests.support.lanes import whole
-from tests.support.transports import SLOT, WEIGHTS, Count, make_env, weights_of
+from tests.support.transports import SLOT, Count, make_env, weights_of
 
 
 class Tiny(AsyncRunner):
@@ -30,7 +29,7 @@ class Tiny(AsyncRunner):
         self.go_on(max_iterations)
 
     def begin(self) -> None:
-        self.open(make_env, self.collect, slot=self.slot, weights=Layout(WEIGHTS), first=weights_of(1))
+        self.open(make_env, self.collect, rollout=self.slot, weights=weights_of(1))
 
     def go_on(self, updates: int) -> None:
         for number in range(updates):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memlane.runner.process_collectors import CountedSlot
+from memlane.runner.collector_process import CountedSlot
 from memlane.runner.protocols import Stopped
 from tests.support.lanes import checked_layout, fill
 
@@ -68,7 +68,7 @@ class Count:
                 time.sleep(self.pauses.get(context.worker, 0.0))
                 put(slot, context, out)
                 slot.commit(policy_version=version, rows=context.rollout)
-            context.tell(steps=self.steps, env_ns=3, policy_ns=2)
+            context.report(steps=self.steps, env_ns=3, policy_ns=2)
 
 
 def put(slot: Any, context: Any, out: Any) -> None:
@@ -197,6 +197,6 @@ def die_between_commit_and_count(env: Any, weights: Any, sink: Any, context: Any
         assert isinstance(slot, CountedSlot)
         version = weights.read(out)
         put(slot, context, out)
-        slot._told = _Trap()
+        slot._counters = _Trap()  # type: ignore[assignment]
         slot.commit(policy_version=version, rows=context.rollout)
     Count()(env, weights, sink, context)

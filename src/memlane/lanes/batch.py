@@ -16,7 +16,7 @@ from memlane.core import Layout
 
 
 def packed(layout: Layout) -> np.dtype[Any]:
-    """Return the dtype of one row: all fields, aligned, in decreasing order of alignment so that no padding is needed."""
+    """Return the dtype of one row: the fields aligned, those with the largest alignment first to avoid padding."""
     return packed_fields([(field.name, field.dtype, field.shape) for field in layout])
 
 

@@ -96,9 +96,10 @@ class ReplayPipeline:
     """Samples batches ahead of the learner, in a native thread that does not need the GIL.
 
     ``start`` requests a batch, ``ready`` polls, ``wait`` waits for it, ``consume`` returns it as torch tensors on
-    ``device``. Up to ``ahead`` batches may be started at a time; one more is in use by the learner. ``transfer`` replaces
-    the copy to the device: ``CpuTransfer`` returns tensors over the staging memory, ``CudaTransfer`` copies from pinned
-    memory on its own stream. ``beta`` is the importance exponent of a prioritised replay and may be set at any time.
+    ``device``. Up to ``ahead`` batches may be started at a time; one more is in use by the learner. ``transfer``
+    replaces the copy to the device: ``CpuTransfer`` returns tensors over the staging memory, ``CudaTransfer`` copies
+    from pinned memory on its own stream. ``beta`` is the importance exponent of a prioritised replay and may be set at
+    any time.
 
     For one thread of the process that created it, which must not use the sampler otherwise.
 
@@ -114,8 +115,8 @@ class ReplayPipeline:
         ...     print(tuple(batch["x"].shape))
         (8, 4)
 
-    An error while sampling (``NothingToSample``, say) is raised by ``wait`` or ``consume``; the pipeline stays usable. A
-    writer that dies does not stop the pipeline.
+    An error while sampling, such as ``NothingToSample``, is raised by ``wait`` or ``consume``; the pipeline stays
+    usable. A writer that dies does not stop the pipeline.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ TRANSITION = ("reward", *EPISODE_ENDS)
 """Fields that the rows of a replay with streams must have, for n-step returns and episode ends."""
 
 MOST_SAMPLERS = 16
-# A row is padded to whole cache lines, which a gather touches fewer of, if the padding is at most this share of the row.
+# A row is padded to whole cache lines, so that a gather touches fewer of them, if that adds at most this share.
 _MAX_PADDING = 1 / 8
 
 
@@ -267,7 +267,7 @@ class Replay(Lane):
     # ------------------------------------------------------------------------------------------------------ saving
 
     def save(self, file: str | os.PathLike[str]) -> int:
-        """Write rows, counters, priorities and the samplers' random state to ``file``. Returns the number of rows written.
+        """Write rows, counters, priorities and the samplers' random state to ``file``; return the rows written.
 
         If ``file`` has an earlier save of this replay, only rows that changed since are written. A process that is
         killed while saving leaves a file that can be loaded.

@@ -28,8 +28,8 @@ class ReplaySampler:
     """Samples batches from a replay; ``Replay.sampler()`` creates it.
 
     Each sampler is for one thread at a time; up to 16 samplers, in any processes, may sample from one replay at once.
-    Equal seeds and equal contents give equal batches, whatever the number of ``threads``. Without a seed, a sampler of a
-    loaded replay continues the random sequence of the sampler that was saved.
+    Equal seeds and equal contents give equal batches, whatever the number of ``threads``. Without a seed, a sampler of
+    a loaded replay continues the random sequence of the sampler that was saved.
 
     A batch is a dict of arrays (``Batch``) with
 

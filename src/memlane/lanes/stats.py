@@ -128,7 +128,7 @@ class Stats(Lane):
         return self.layout["mean"].shape
 
     def collector(self) -> StatsCollector:
-        """Return a handle that counts vectors, at a free place or at that of a dead collector, whose counts it keeps."""
+        """Return a handle that counts vectors, at a free place or at a dead collector's, whose counts it keeps."""
         return StatsCollector(self, self._roster.join())
 
     def merged(self) -> Moments:

@@ -26,8 +26,8 @@ class Weights(Lane):
     Arrays may be numpy's or torch's, on any device.
 
     Any process that has the weights may read: pass the object as a ``Process`` argument, or create it with ``name`` and
-    call ``Weights.attach(name)``. Usually one process publishes; with n writers, use ``buffers=n + 2`` or more. A handle
-    remembers what it read last, so each thread that reads needs its own: ``Weights.from_segment(weights.segment)``.
+    call ``Weights.attach(name)``. Usually one process publishes; with n of them, use ``buffers=n + 2`` or more. A
+    handle remembers what it read last, so each reading thread needs its own: ``Weights.from_segment(weights.segment)``.
 
         >>> import numpy as np
         >>> with Weights({"w": ("float32", (2, 2)), "steps": ("int64", ())}) as weights:
@@ -152,5 +152,5 @@ class Weights(Lane):
         return self._native.wait_for(version, timeout, peers)
 
     def counters(self) -> dict[str, int]:
-        """Return ``version`` (publications) and ``retries`` (reads that were repeated because the writer overtook them)."""
+        """Return ``version`` (publications) and ``retries`` (reads repeated because the writer overtook them)."""
         return {"version": self.version, "retries": self._native.retries()}

@@ -42,7 +42,7 @@ class Collector(ABC):
                     trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
                 env_ns, policy_ns = trip.fill(slot, steps)
                 slot.commit(policy_version=trip.version, rows=steps * trip.envs)
-            context.tell(steps=steps * trip.envs, env_ns=env_ns, policy_ns=policy_ns)
+            context.report(steps=steps * trip.envs, env_ns=env_ns, policy_ns=policy_ns)
 
 
 class Trip(ABC):

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.lanes.tensors import layout_of
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train import collection as collecting
 from memlane.train.advantages import gae, v_trace
@@ -361,7 +360,7 @@ class APPO(Algorithm):
         slot = slot_fields(
             self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
         )
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+        self.open(self.make_env, collect, rollout=slot, weights=first)
 
     def iterate(self, share: float, whole: bool) -> Metrics:  # noqa: ARG002
         begin = time.perf_counter_ns()

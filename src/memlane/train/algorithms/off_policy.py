@@ -20,9 +20,7 @@ from torch import Tensor
 
 from memlane.core import NothingToSample
 from memlane.core.layout import FieldSpec
-from memlane.lanes.prefetch import ReplayPipeline
-from memlane.lanes.replay import Limiter, Replay, ReplayWriter
-from memlane.lanes.tensors import layout_of
+from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot
 from memlane.train import collection as collecting
@@ -207,7 +205,7 @@ class OffPolicy(Algorithm):
             replay=self.replay, make_policy=type(self).make_policy,
         )  # fmt: skip
         slot = slot_fields(config.steps, self.num_envs)
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+        self.open(self.make_env, collect, rollout=slot, weights=first)
 
     def _new_replay(self) -> Replay:
         config = self.config
