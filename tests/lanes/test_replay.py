@@ -151,6 +151,7 @@ def test_bytes_per_transition_counts_row_and_priority() -> None:
         ),
         ({"row": {**STEP, "reward": ("float32", 1)}, "streams": 1}, LayoutError, "'reward'"),
         ({"streams": 1, "observations": ["pixels"]}, ValueError, "found 'pixels'"),
+        ({"streams": 1, "observations": ["ob"]}, ValueError, "found 'ob'; did you mean 'obs'?"),
         ({"observations": ["obs"]}, ValueError, "observations=['obs'] need streams"),
         ({"alpha": 0.0}, ValueError, "alpha must be above 0"),
         ({"alpha": float("nan")}, ValueError, "alpha must be above 0"),
@@ -301,6 +302,7 @@ ROWS = np.zeros((2, 2), np.int64)
         ({}, None, ValueError, "rows must have the fields ['x'], found []"),
         ({"x": ROWS, "y": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['x', 'y']"),
         ({"y": ROWS}, None, ValueError, "found ['y']"),
+        ({"X": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['X']; did you mean 'x'?"),
         (
             {"x": np.zeros((2, 3), np.int64)},
             None,

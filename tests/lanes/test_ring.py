@@ -235,6 +235,7 @@ def test_arrays_that_are_not_contiguous_can_be_put_and_got() -> None:
     [
         ({}, KeyError, "missing ['x'], unknown []"),
         ({"x": np.zeros(2, np.int64), "y": np.zeros(1)}, KeyError, "missing [], unknown ['y']"),
+        ({"X": np.zeros(2, np.int64)}, KeyError, "missing ['x'], unknown ['X']; did you mean 'x'?"),
         ({"x": np.zeros(3, np.int64)}, ValueError, "['x'] must have shape [2], found [3]"),
         ({"x": np.zeros(2, np.int32)}, TypeError, "['x'] must have dtype int64, found int32"),
         ({"x": [1, 2]}, TypeError, "'x' must be a numpy array or a torch tensor, found list"),
