@@ -75,7 +75,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "one byte": {"x": ("uint8", ())},
     "scalars and nothing": {"step": ("uint16", ()), "none": ("float32", (0, 3)), "z": ("complex64", (2,))},
-    # Once: "for a reason not known" for all of these. The native side wants the very dtype object that numpy has once
+    # Once: "for an unknown reason" for all of these. The native side wants the very dtype object that numpy has once
     # for each of its plain types, and what the slow path converts to is not that one.
     "records": {"transition": ([("obs", "f4", (3,)), ("action", "i8"), ("done", "?")], (2,))},
     "text": {"who": ("S5", ())},
@@ -206,7 +206,7 @@ FORMS: dict[str, Any] = {
     "the other end first": GIVEN.astype(">i8"),
     "read-only": np.frombuffer(GIVEN.tobytes(), np.int64).reshape(2, 2),
     "a tensor": torch.from_numpy(GIVEN.copy()),
-    # Once: numpy holds longlong and int64 for the same dtype, the native side not: "for a reason not known".
+    # Once: numpy holds longlong and int64 for the same dtype, the native side not: "for an unknown reason".
     "of the same width by another name": GIVEN.astype(np.longlong),
 }
 
@@ -268,7 +268,7 @@ def test_what_is_infinite_or_no_number_is_stored_as_it_is_and_the_largest_float_
 
 
 def test_what_a_row_holds_that_is_not_read_may_be_too_large(double: Replay) -> None:
-    """Final observations of episodes that go on are often memory that nobody wrote; so are rows that are skipped."""
+    """Final observations of running episodes, and skipped rows, are often uninitialised memory."""
     rows = step(1, 2, truncated=[False, True])
     last = {"obs": np.array([[1e300, 1e300], [3.0, 3.0]])}
     writer = double.writer()
@@ -593,7 +593,7 @@ def test_a_replay_without_streams_has_none_to_give(plain: Replay) -> None:
 
 
 # Once: without observations there is nothing to give as final, but a truncated row asks for it; `final={}` is then
-# refused "for a reason not known". So no episode of such a replay can ever be truncated.
+# refused "for an unknown reason". So no episode of such a replay can ever be truncated.
 @pytest.mark.parametrize("last", [None, {}])
 def test_rows_without_observations_can_be_truncated(last: dict[str, Any] | None) -> None:
     with Replay(STEP, capacity=5, streams=1) as replay:

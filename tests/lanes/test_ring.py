@@ -1,4 +1,4 @@
-"""Ring: slots of any layout, each taken once, oldest first; what overflow does; who may do what; how waits end."""
+"""Ring: slots of any layout, each taken once, oldest first; overflow, roles, and how waits end."""
 
 from __future__ import annotations
 

@@ -25,30 +25,30 @@ from tests.support.transports import (
     Count,
     MarkingEnv,
     Raise,
-    TellTheEnd,
+    RecordTheEnd,
+    abandon_every_other,
     commit_twice,
-    give_up_every_other,
     make_env,
     moment_of,
-    never_begin,
+    return_early,
     sleep_through_it,
     weights_of,
 )
 
 KINDS: dict[str, Callable[..., Any]] = {"processes": ProcessCollectors, "threads": ThreadCollectors}
 PATIENCE = 40.0
-"""Seconds after which a test gives up on what is no promise. The first collector waits for a fork server."""
+"""Seconds after which a test fails. The first collector waits for the start of the fork server."""
 QUIET = 0.6
 """Seconds without a rollout after which none is expected to come."""
 PROMISE = 2.0
-"""Seconds from an exception in a collector to the same in the learner."""
+"""Seconds within which an exception in a collector must reach the learner."""
 STOP_LIMIT = 4.0
-"""Seconds of all the limits of a stop together."""
+"""Seconds within which ``close`` must return."""
 SLACK = 2.0
 
 
 class Transport:
-    """Collectors and weights, as a learner has them."""
+    """The collectors and weights of a learner."""
 
     def __init__(self, kind: str, count: int, collect: Any, in_flight: int, env: Any = make_env) -> None:
         self.weights = Weights(WEIGHTS)
@@ -57,12 +57,12 @@ class Transport:
         self.source.start()
 
     def publish(self) -> None:
-        """New weights, whose numbers are their version; the credits of what was taken are returned."""
+        """Publish weights whose values are their version, and return the credits."""
         self.weights.publish(weights_of(self.weights.version + 1))
         self.source.return_credits()
 
     def take_all(self, at_once: int) -> list[tuple[int, int]]:
-        """(writer, number) of all that come before it is quiet; the first ones may be long in coming."""
+        """Return (writer, number) of all rollouts until none comes; the first ``at_once`` may take long."""
         found = []
         try:
             while True:
@@ -72,7 +72,7 @@ class Transport:
             return found
 
     def lags(self, per_update: int, each: int, max_lag: int) -> list[int]:
-        """Of every rollout when it is taken, until there are so many of each collector."""
+        """Return the lag of every rollout when it is taken, until each collector has made ``each``."""
         found = []
         made: Counter[int] = Counter()
         while len(made) < self.source.count or min(made.values()) < each:
@@ -147,14 +147,14 @@ def test_a_slot_has_all_fields_by_name(start: Start) -> None:
 
 
 def test_a_slot_that_is_left_without_a_commit_never_was(start: Start) -> None:
-    transport = start(1, give_up_every_other, 8)
+    transport = start(1, abandon_every_other, 8)
     for number in range(4):
         with transport.source.take(PATIENCE) as slot:
             assert int(slot["number"]) == number
 
 
 def test_a_slot_that_is_left_without_a_commit_costs_no_credit(start: Start) -> None:
-    transport = start(1, give_up_every_other, 1)
+    transport = start(1, abandon_every_other, 1)
     for number in range(3):
         with transport.source.take(PATIENCE if number == 0 else 3 * QUIET) as slot:
             assert int(slot["number"]) == number
@@ -232,7 +232,7 @@ def test_one_collector_is_never_further_behind_than_max_lag(start: Start, max_la
 
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_a_slow_collector_is_not_further_behind_than_max_lag(start: Start, max_lag: int) -> None:
-    """The others wait for it, or the learner does; but its rollouts do not grow old while it makes them."""
+    """The learner waits for it rather than publishing while its rollout would become too old."""
     transport = start(2, Count({0: 0.1, 1: 0.002}), 2 * (max_lag + 1))
     assert max(transport.lags(per_update=2, each=5, max_lag=max_lag)) <= max_lag
 
@@ -259,7 +259,7 @@ def test_a_rollout_that_begins_after_a_publication_is_made_with_it(start: Start)
 # ------------------------------------------------------------------------------------------------------------- counters
 
 
-def test_what_collectors_tell_is_counted(start: Start) -> None:
+def test_what_collectors_report_is_counted(start: Start) -> None:
     transport = start(2, Count(steps=5), 6)
     transport.take_all(6)
     counters = transport.source.counters()
@@ -295,7 +295,7 @@ def test_the_error_of_a_collector_has_its_traceback(start: Start) -> None:
 
 
 def test_a_collector_that_raises_is_not_hidden_by_the_rollouts_of_another(start: Start) -> None:
-    """A learner that is slower than its collectors always finds a rollout; the error must reach it all the same."""
+    """A learner that is slower than its collectors always finds a rollout; the error must still reach it."""
     transport = start(2, Raise(worker=1), 4)
 
     def learn_slowly() -> None:
@@ -303,7 +303,7 @@ def test_a_collector_that_raises_is_not_hidden_by_the_rollouts_of_another(start:
             with transport.source.take(PATIENCE):
                 time.sleep(0.05)
             transport.source.return_credits()
-        pytest.fail("a hundred rollouts were taken, and nobody said that a collector had raised")
+        pytest.fail("a hundred rollouts were taken without the error of the collector that raised")
 
     with pytest.raises(Exception, match="broken at") as caught:
         learn_slowly()
@@ -323,8 +323,8 @@ def test_a_collector_that_raises_is_found_without_waiting_for_a_rollout(start: S
         look()
 
 
-def test_collectors_that_go_home_unasked_do_not_leave_the_learner_waiting(start: Start) -> None:
-    transport = start(1, never_begin, 1)
+def test_a_collector_that_returns_early_does_not_leave_the_learner_waiting(start: Start) -> None:
+    transport = start(1, return_early, 1)
     with pytest.raises(Exception) as caught:
         transport.source.take(10)
     assert not isinstance(caught.value, WaitTimeout)
@@ -333,8 +333,8 @@ def test_collectors_that_go_home_unasked_do_not_leave_the_learner_waiting(start:
 # ---------------------------------------------------------------------------------------------------------------- stop
 
 
-def test_a_collector_that_waits_for_a_credit_is_told_that_the_run_has_ended(start: Start, tmp_path: Path) -> None:
-    transport = start(2, TellTheEnd(tmp_path), 2)
+def test_a_collector_that_waits_for_a_credit_gets_stopped_when_the_run_ends(start: Start, tmp_path: Path) -> None:
+    transport = start(2, RecordTheEnd(tmp_path), 2)
     transport.take_all(2)
     transport.source.close()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
