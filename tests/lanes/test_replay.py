@@ -25,7 +25,7 @@ from memlane.core import (
     fresh_name,
 )
 from memlane.ipc import Limiter, Replay, Weights
-from memlane.lanes.replay import MOST_SAMPLERS
+from memlane.lanes.replay import MAX_SAMPLERS
 from tests.support import replays as replay_support
 from tests.support.processes import METHODS, ask, child
 from tests.support.replays import PLAIN, STEP, contents, drawn, final, play, step
@@ -666,8 +666,8 @@ def test_after_close_everything_says_so(single: Replay) -> None:
 
 
 def test_samplers_give_their_places_back_when_they_are_closed_or_forgotten(plain: Replay) -> None:
-    kept = [plain.sampler(seed=0) for _ in range(MOST_SAMPLERS)]
-    with pytest.raises(SegmentError, match=f"all {MOST_SAMPLERS} places"):
+    kept = [plain.sampler(seed=0) for _ in range(MAX_SAMPLERS)]
+    with pytest.raises(SegmentError, match=f"all {MAX_SAMPLERS} places"):
         plain.sampler()
     kept[3].close()
     kept[3].close()

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 TRANSITION = ("reward", *EPISODE_ENDS)
 """Fields that the rows of a replay with streams must have, for n-step returns and episode ends."""
 
-MOST_SAMPLERS = 16
+MAX_SAMPLERS = 16
+"""Samplers of one replay at a time, in all processes."""
 # A row is padded to whole cache lines, so that a gather touches fewer of them, if that adds at most this share.
 _MAX_PADDING = 1 / 8
 
@@ -110,8 +111,8 @@ class Replay(Lane):
                 **cls._describe(layout, len(settings)),
                 "control": (f"V{_native.REPLAY_CONTROL_BYTES}", ()),
                 "streams": ("int64", parsed.streams),
-                "samplers": ("int64", MOST_SAMPLERS),
-                "rng": ("uint64", (MOST_SAMPLERS, 8)),
+                "samplers": ("int64", MAX_SAMPLERS),
+                "rng": ("uint64", (MAX_SAMPLERS, 8)),
                 "tree": ("uint8", _native.sum_tree_bytes(parsed.capacity) if parsed.alpha is not None else 0),
                 "rows": ("uint8", (parsed.capacity, _row_stride(layout, linked=bool(parsed.streams)))),
             }

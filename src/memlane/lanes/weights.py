@@ -37,7 +37,7 @@ class Weights(Lane):
         1
         1 4.0 5
 
-    The writer fills one of ``buffers`` copies that is not the latest, then publishes its number atomically. So it never
+    The writer fills one of ``buffers`` copies that is not the latest, then makes it the latest atomically. So it never
     waits for readers, readers never block it, and a read is one version: a copy that was overwritten while it was made
     is made again.
 
