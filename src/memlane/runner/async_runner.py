@@ -59,8 +59,8 @@ class AsyncRunner(ABC):
     """Base class of asynchronous algorithms: collector processes fill rollouts while the learner trains.
 
     The runner checks the memory budget, creates the lanes, starts and supervises the collectors, bounds the policy lag,
-    restarts collectors that die, raises the errors of collectors that raise, counts, and stops everything in bounded
-    time. A subclass implements ``learn`` with
+    restarts collectors that die, raises the errors of collectors that raise, keeps counters, and stops everything in
+    bounded time. A subclass implements ``learn`` with
 
     - ``open(make_env, collect, rollout=..., weights=...)``: start the collectors, once;
     - ``with rollouts() as slots``: the rollouts of one update;
@@ -69,7 +69,7 @@ class AsyncRunner(ABC):
 
     A complete one, whose collectors write the weight that they read into every step of a rollout:
 
-        >>> import numpy as np
+        >>> import gymnasium, numpy as np
         >>> class Example(AsyncRunner):
         ...     def learn(self, max_iterations, save_interval=50, log_dir="logs"):
         ...         weights = {"w": np.zeros(1, np.float32)}
@@ -81,10 +81,8 @@ class AsyncRunner(ABC):
         ...             weights["w"] += 1
         ...             self.publish(weights)
         >>> def make_env(worker):
-        ...     import gymnasium
         ...     return gymnasium.make("CartPole-v1")
         >>> def collect(env, weights, sink, context):
-        ...     import numpy as np
         ...     local = {"w": np.zeros(1, np.float32)}
         ...     env.reset(seed=context.worker)
         ...     while True:
