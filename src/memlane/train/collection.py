@@ -49,7 +49,7 @@ class Collector(ABC):
                     worker.reset(self.seed + 10_007 * (1 + context.worker) + 7_919 * stream_id)
                 env_ns, policy_ns = worker.collect_into(slot, num_steps)
                 slot.commit(policy_version=worker.version, rows=num_steps * worker.num_envs)
-            context.tell(steps=num_steps * worker.num_envs, env_ns=env_ns, policy_ns=policy_ns)
+            context.report(steps=num_steps * worker.num_envs, env_ns=env_ns, policy_ns=policy_ns)
 
 
 class RolloutWorker(ABC):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
-from memlane.lanes.tensors import layout_of
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.advantages import gae, v_trace
 from memlane.train.algorithms.base import Algorithm, Learner, require_at_least_one
@@ -389,7 +388,7 @@ class APPO(Algorithm):
         slot = slot_fields(
             self.observation_space, self.learner.policy, config.num_steps, self.num_envs, config.network.lstm
         )
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(tensors), first=tensors)
+        self.open(self.make_env, collect, rollout=slot, weights=tensors)
 
     def read_rollouts(self, slots: list[TakenSlot]) -> tuple[RolloutBatch, int]:
         batch = stack_rollouts(slots, self.device)

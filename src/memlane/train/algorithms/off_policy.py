@@ -20,9 +20,7 @@ from torch import Tensor
 
 from memlane.core import NothingToSample
 from memlane.core.layout import FieldSpec
-from memlane.lanes.prefetch import ReplayPipeline
-from memlane.lanes.replay import Limiter, Replay, ReplayWriter
-from memlane.lanes.tensors import layout_of
+from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.algorithms.base import Algorithm, require_at_least_one
@@ -220,7 +218,7 @@ class OffPolicy(Algorithm):
             replay=self.replay, make_policy=type(self).make_policy,
         )  # fmt: skip
         slot = slot_fields(config.num_steps, self.num_envs)
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(tensors), first=tensors)
+        self.open(self.make_env, collect, rollout=slot, weights=tensors)
 
     def _make_replay(self) -> Replay:
         config = self.config
