@@ -31,13 +31,13 @@ class Args:
     max_steps: int = 500_000
     seed: int = 0
     num_envs: int = 16
-    steps: int = 64
-    epochs: int = 10
-    minibatch: int = 256
+    num_steps: int = 64
+    update_epochs: int = 10
+    minibatch_size: int = 256
     learning_rate: float = 2e-3
     gamma: float = 0.98
-    lam: float = 0.9
-    clip: float = 0.2
+    gae_lambda: float = 0.9
+    clip_coef: float = 0.2
 
 
 def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
@@ -60,20 +60,20 @@ def main(args: Args) -> None:
     policy, value = network(inputs, choices, 0.01), network(inputs, 1, 1.0)
     both = [*policy.parameters(), *value.parameters()]
     optimizer = torch.optim.Adam(both, lr=args.learning_rate, eps=1e-5)
-    rows = (args.steps, args.num_envs)
-    obs = torch.zeros((args.steps + 1, args.num_envs, inputs))
+    rows = (args.num_steps, args.num_envs)
+    obs = torch.zeros((args.num_steps + 1, args.num_envs, inputs))
     actions, log_probs = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
     rewards, terminated, ended = torch.zeros(rows), torch.zeros(rows), torch.zeros(rows)
-    valid = torch.ones(args.steps + 1, args.num_envs, dtype=torch.bool)
+    valid = torch.ones(args.num_steps + 1, args.num_envs, dtype=torch.bool)
     returns, recent = np.zeros(args.num_envs), deque(maxlen=100)
     made, begin = 0, time.perf_counter()
     first, _ = envs.reset(seed=args.seed)
     obs[-1] = torch.tensor(first)
 
-    for update in range(max(args.max_steps // (args.steps * args.num_envs), 1)):
+    for update in range(max(args.max_steps // (args.num_steps * args.num_envs), 1)):
         # Collect. After the end of an episode the next step is a reset (NEXT_STEP): it is no experience, not valid.
         obs[0], valid[0] = obs[-1].clone(), valid[-1].clone()
-        for t in range(args.steps):
+        for t in range(args.num_steps):
             with torch.no_grad():
                 chances = Categorical(logits=policy(obs[t]))
             actions[t] = chances.sample()
@@ -85,27 +85,27 @@ def main(args: Args) -> None:
             returns += reward
             recent.extend(returns[over])
             returns[over] = 0
-        made += args.steps * args.num_envs
+        made += args.num_steps * args.num_envs
 
         # Judge: GAE. At an end obs[t + 1] is the last observation, so whoever ran out of time still has a future.
         with torch.no_grad():
             values = value(obs).squeeze(-1)
         advantages, following = torch.zeros(rows), torch.zeros(args.num_envs)
-        for t in reversed(range(args.steps)):
+        for t in reversed(range(args.num_steps)):
             surprise = rewards[t] + args.gamma * values[t + 1] * (1 - terminated[t]) - values[t]
-            advantages[t] = following = surprise + args.gamma * args.lam * (1 - ended[t]) * following
+            advantages[t] = following = surprise + args.gamma * args.gae_lambda * (1 - ended[t]) * following
         targets = advantages + values[:-1]
 
         # Learn.
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - made / args.max_steps)
         use = valid[:-1].flatten().nonzero().squeeze(-1)
         flat = [one.flatten(0, 1) for one in (obs[:-1], actions, log_probs, advantages, targets)]
-        for _ in range(args.epochs):
-            for some in use[torch.randperm(len(use))].split(args.minibatch):
+        for _ in range(args.update_epochs):
+            for some in use[torch.randperm(len(use))].split(args.minibatch_size):
                 seen, chosen, old, good, target = (one[some] for one in flat)
                 ratio = (Categorical(logits=policy(seen)).log_prob(chosen) - old).exp()
                 good = (good - good.mean()) / (good.std(correction=0) + 1e-8)
-                gain = torch.min(ratio * good, ratio.clamp(1 - args.clip, 1 + args.clip) * good).mean()
+                gain = torch.min(ratio * good, ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef) * good).mean()
                 loss = 0.5 * (value(seen).squeeze(-1) - target).square().mean() - gain
                 optimizer.zero_grad()
                 loss.backward()

@@ -27,9 +27,9 @@ class Args:
     max_steps: int = 50_000
     seed: int = 0
     num_envs: int = 4
-    warm_up: int = 1_000
+    learning_starts: int = 1_000
     """steps of random actions before the first gradient step"""
-    batch: int = 256
+    batch_size: int = 256
     learning_rate: float = 1e-3
     gamma: float = 0.99
     tau: float = 0.005
@@ -78,14 +78,14 @@ def main(args: Args) -> None:
     }  # fmt: skip
     replay = Replay(row, args.max_steps, streams=args.num_envs, observations=["obs"])
     writer = replay.writer()
-    pipeline = ReplayPipeline(replay.sampler(seed=args.seed, gamma=args.gamma), args.batch)
+    pipeline = ReplayPipeline(replay.sampler(seed=args.seed, gamma=args.gamma), args.batch_size)
 
     obs, _ = envs.reset(seed=args.seed)
     valid, returns = np.ones(args.num_envs, bool), np.zeros(args.num_envs)
     recent: deque[float] = deque(maxlen=20)
     begin = time.monotonic()
     while replay.added < args.max_steps and not (len(recent) == 20 and np.mean(recent) >= args.target):
-        warm = replay.added < args.warm_up
+        warm = replay.added < args.learning_starts
         with torch.no_grad():
             action = torch.rand(args.num_envs, outputs) * 2 - 1 if warm else act(actor, torch.from_numpy(obs))[0]
         after, reward, terminated, truncated, _ = envs.step((action * high).numpy())

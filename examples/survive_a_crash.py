@@ -12,12 +12,11 @@ import signal
 import time
 
 from memlane.runner.protocols import CollectorJoined, CollectorLost
-from memlane.train.run import Metrics
-from memlane.train.trainer import Options, train
+from memlane.train import Metrics, Options, train
 
 
 class Killer:
-    """Looks at each update: tells what happened to the collectors and, when it is time again, kills the next one."""
+    """Called with each update: prints what happened to the collectors, and kills the next one when it is due."""
 
     def __init__(self, every: float, most: int) -> None:
         self.every = every
@@ -55,27 +54,27 @@ class Killer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between kills")
-    parser.add_argument("--kills", type=int, default=1_000_000, help="not more than so many")
-    parser.add_argument("--max-steps", type=int, default=1_000_000, help="give up after so many environment steps")
+    parser.add_argument("--kills", type=int, default=1_000_000, help="maximum number of kills")
+    parser.add_argument("--max-steps", type=int, default=1_000_000, help="environment steps after which it gives up")
     parser.add_argument("--target", type=float, default=475, help="the mean return at which it is solved")
-    parser.add_argument("--folder", help="where the run goes (default: runs/CartPole-v1-<time>)")
-    told = parser.parse_args()
+    parser.add_argument("--run-dir", help="directory of the run (default: runs/CartPole-v1-<time>)")
+    args = parser.parse_args()
 
-    killer = Killer(told.every, told.kills)
+    killer = Killer(args.every, args.kills)
     options = Options(
         env="CartPole-v1",
         collectors=2,
         num_envs=16,
-        max_steps=told.max_steps,
-        target=told.target,
-        folder=told.folder,
+        max_steps=args.max_steps,
+        target=args.target,
+        run_dir=args.run_dir,
         # Without this a collector that dies for the 11th time within a minute is not replaced: something is wrong.
         config={"max_restarts": 1_000_000},
     )
     result = train(options, on_update=killer)
     print(f"\n{killer.kills} kills; {killer.lost} collectors were lost, {killer.joined} started")
     print(f"{result.env_steps:,} steps in {result.seconds:.1f} s; {result.reason}")
-    print(f"mean return of the last 100 episodes {result.mean_return:.0f}, of the policy's best actions "
+    print(f"mean return of the last 100 episodes {result.mean_return:.0f}, with deterministic actions "
           f"{result.evaluation['mean_return']:.0f}")  # fmt: skip
 
 

@@ -12,8 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from memlane.train.run import Metrics
-from memlane.train.trainer import Options, train
+from memlane.train import Metrics, Options, train
 
 
 class Docking(gymnasium.Env[np.ndarray, int]):
@@ -65,22 +64,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60_000, help="environment steps of the training")
     parser.add_argument("--collectors", type=int, default=1, help="processes that step environments")
-    parser.add_argument("--folder", help="where the run goes (default: runs/Docking-<time>)")
-    told = parser.parse_args()
+    parser.add_argument("--run-dir", help="directory of the run (default: runs/Docking-<time>)")
+    args = parser.parse_args()
 
     print(f"before: a return of {mean_return_of_random_actions():.1f}, with random actions")
     options = Options(
         env=Docking,  # a class or a function that makes one environment; each collector makes its own
         backend="gymnasium",
-        collectors=told.collectors,
+        collectors=args.collectors,
         num_envs=16,
-        max_steps=told.steps,
-        folder=told.folder,
-        config={"learning_rate": 1e-3, "epochs": 8, "minibatch": 256},  # of memlane.train.APPOConfig
+        max_steps=args.steps,
+        run_dir=args.run_dir,
+        config={"learning_rate": 1e-3, "update_epochs": 8, "minibatch_size": 256},  # see memlane.train.APPOConfig
     )
     result = train(options, on_update=show)
-    print(f"after: a return of {result.evaluation['mean_return']:.1f}, with what the policy thinks best")
-    print(f"{result.env_steps:,} steps in {result.seconds:.1f} s; {result.reason}. The run: {result.folder}")
+    print(f"after: a return of {result.evaluation['mean_return']:.1f}, with deterministic actions")
+    print(f"{result.env_steps:,} steps in {result.seconds:.1f} s; {result.reason}. The run: {result.run_dir}")
 
 
 if __name__ == "__main__":

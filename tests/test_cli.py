@@ -134,7 +134,8 @@ STEPS = 32 * 32
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A run of a few updates, and what the command said."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    arguments = ("CartPole-v1", "--max-steps", str(3 * STEPS), "--run-dir", folder, "--set", "epochs=1", "clip=0.3")
+    arguments = ("CartPole-v1", "--max-steps", str(3 * STEPS), "--run-dir", folder, "--set", "update_epochs=1",
+                 "clip_coef=0.3")  # fmt: skip
     return folder, memlane("train", *arguments, "--set", "network.hidden=(16,)")
 
 
@@ -155,7 +156,7 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
         assert words in said.stdout
     config = json.loads((folder / "config.json").read_text())
-    assert (config["algorithm"]["epochs"], config["algorithm"]["clip"]) == (1, 0.3)
+    assert (config["algorithm"]["update_epochs"], config["algorithm"]["clip_coef"]) == (1, 0.3)
     assert config["algorithm"]["network"] == {"hidden": [16]}
 
 
@@ -249,7 +250,7 @@ def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: Path, tmp_path: Path) -> None:
     assert memlane("build", source).returncode == 0
-    limits = ("--num-envs", "4", "--set", "steps=8", "epochs=1")
+    limits = ("--num-envs", "4", "--set", "num_steps=8", "update_epochs=1")
     said = memlane(
         "train", "orchard.so", *limits, "--max-steps", "64", "--run-dir", tmp_path / "run", cwd=source.parent
     )
@@ -261,10 +262,10 @@ def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: P
 WRONG = {
     "an environment that is not there": ["Nowhere-v1"],
     "a setting that is not there": ["CartPole-v1", "--set", "learning_rat=1"],
-    "a setting of another kind": ["CartPole-v1", "--set", "epochs=many"],
+    "a setting of another kind": ["CartPole-v1", "--set", "update_epochs=many"],
     "a setting with an option of its own": ["CartPole-v1", "--set", "max_lag=2"],
-    "a setting without a value": ["CartPole-v1", "--set", "epochs"],
-    "a choice that is none": ["CartPole-v1", "--set", "schedule=quadratic"],
+    "a setting without a value": ["CartPole-v1", "--set", "update_epochs"],
+    "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],
     "no collectors": ["CartPole-v1", "--collectors", "0"],
     "a backend that has it not": ["Hopper-v5", "--backend", "native"],
@@ -387,7 +388,7 @@ def test_an_unknown_command_is_answered_with_the_nearest_one() -> None:
 def test_an_unknown_algorithm_is_answered_with_the_nearest_one() -> None:
     result = memlane("train", "CartPole-v1", "--algo", "ppo")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: unknown algorithm 'ppo'; did you mean 'appo'?\nAlgorithms: appo, sac, dqn.\n"
+    assert result.stderr == "error: algo must be one of appo, sac, dqn, found 'ppo'; did you mean 'appo'?\n"
 
 
 def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:

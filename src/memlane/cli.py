@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gymnasium.spaces import Space
     from rich.console import Console
 
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options
 
 
 def _option(default: str, *, name: str | None = None, metavar: str | None = None) -> Any:
@@ -148,10 +148,9 @@ def train(
     """
     _check_algorithm(algo)
     _warm_up()
-    from memlane.train.options import settings_of
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options, parse_settings
 
-    config = settings_of([setting for group in settings for setting in group], algo)
+    config = parse_settings([setting for group in settings for setting in group], algo)
     options = Options(
         env, algo, collectors, num_envs, backend, seed, max_steps, max_seconds, target, run_dir, max_lag, deterministic,
         config=config,
@@ -176,9 +175,9 @@ def resume(
         as_json: Print a line of JSON for every update instead of the live display.
     """
     _warm_up()
-    from memlane.train.trainer import options_of
+    from memlane.train.options import load_options
 
-    before = options_of(run_dir)
+    before = load_options(run_dir)
     options = replace(
         before,
         max_steps=before.max_steps if max_steps is None else max_steps,
@@ -201,13 +200,14 @@ def evaluate(
         render: Write the first episode to evaluation.gif in the run directory and show it in the report.
     """
     _need_torch()
-    from memlane.train.trainer import OptionError, evaluate, options_of, policy_of
+    from memlane.train.options import OptionError, load_options
+    from memlane.train.trainer import evaluate, load_policy
 
     if episodes < 1:
         raise OptionError(f"episodes must be at least 1, found {episodes}")
-    options, policy = options_of(run_dir), policy_of(run_dir)
+    options, policy = load_options(run_dir), load_policy(run_dir)
     assert options.backend is not None
-    stats = evaluate(policy, options.env, options.backend, episodes=episodes, settings=options.env_settings)
+    stats = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)
     _print(
         f"{options.env}: {_format_returns(stats)}, from {stats['min_return']:g} to {stats['max_return']:g}; "
         f"mean episode length {stats['mean_length']:g}"
@@ -316,12 +316,16 @@ def _check_command(name: str) -> None:
 
 
 def _check_algorithm(name: str) -> None:
+    """Refuse an unknown algorithm before the fork server and torch are started for it."""
     from memlane.train.algorithms import ALGORITHMS
 
     if name not in ALGORITHMS:
-        raise UsageError(
-            f"unknown algorithm {name!r}{did_you_mean(name, ALGORITHMS)}\nAlgorithms: {', '.join(ALGORITHMS)}."
-        )
+        from memlane.train.options import OptionError, check_algorithm
+
+        try:
+            check_algorithm(name)
+        except OptionError as error:
+            raise UsageError(str(error)) from None
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -337,14 +341,15 @@ def _print(text: str, *, stderr: bool = False) -> None:
 
 
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
-    from memlane.train.trainer import settle, train
+    from memlane.train.options import resolve_options
+    from memlane.train.trainer import train
     from memlane.train.ui.live_display import JsonLines, RunSummary, make_display
 
-    options = settle(options)
+    options = resolve_options(options)
     assert options.max_steps is not None
     assert options.num_envs is not None
     summary = RunSummary(
-        options.env, str(options.folder), options.max_steps, options.target, options.algo, options.collectors,
+        options.env, str(options.run_dir), options.max_steps, options.target, options.algo, options.collectors,
         options.num_envs, options.backend or "",
     )  # fmt: skip
     display = make_display(summary, as_json=as_json)
@@ -358,7 +363,7 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
     else:
         reason = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
         evaluated = f"\nevaluated: {_format_returns(result.evaluation)}" if result.evaluation else ""
-        run_dir = shlex.quote(str(result.folder))
+        run_dir = shlex.quote(str(result.run_dir))
         _print(
             f"\n{reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"

@@ -36,7 +36,7 @@ def test_every_example_is_short(name: str) -> None:
 
 
 def test_an_environment_of_ones_own_is_trained_and_gets_better(tmp_path: Path) -> None:
-    printed = run(tmp_path, "train_your_own_env", "--steps", "20000", "--folder", "run")
+    printed = run(tmp_path, "train_your_own_env", "--steps", "20000", "--run-dir", "run")
     before, after = (float(found) for found in re.findall(r"(?:before|after): a return of (-?[\d.]+)", printed))
     assert after > before + 10, printed
     assert (tmp_path / "run" / "metrics.csv").exists()
@@ -45,7 +45,7 @@ def test_an_environment_of_ones_own_is_trained_and_gets_better(tmp_path: Path) -
 def test_a_training_whose_collectors_are_killed_goes_on(tmp_path: Path) -> None:
     # Not more than three: whoever kills faster than collectors start sees no episode end, and so no mean return.
     few = ["--every", "0.1", "--kills", "3", "--target", "100"]
-    printed = run(tmp_path, "survive_a_crash", *few, "--folder", "run")
+    printed = run(tmp_path, "survive_a_crash", *few, "--run-dir", "run")
     kills, lost, started = map(int, re.findall(r"(\d+) kills; (\d+) collectors were lost, (\d+) started", printed)[0])
     assert 1 <= kills <= 3
     assert kills - 2 <= lost <= kills  # the last ones may not have been noticed
@@ -82,7 +82,7 @@ def test_without_stable_baselines3_the_example_says_how_to_install_it(tmp_path: 
 
 
 def test_sac_in_a_single_file_learns_from_its_replay(tmp_path: Path) -> None:
-    printed = run(tmp_path, "sac_single_file", "--max-steps", "3000", "--warm-up", "500", "--batch", "32")
+    printed = run(tmp_path, "sac_single_file", "--max-steps", "3000", "--learning-starts", "500", "--batch-size", "32")
     assert re.search(r"(solved|stopped) after 3,\d+ steps", printed), printed
     assert "memlane.train" not in (EXAMPLES / "sac_single_file.py").read_text()
 

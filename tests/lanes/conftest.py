@@ -1,4 +1,4 @@
-"""How long the races of the lanes run."""
+"""The duration of the race tests."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ import pytest
     ]
 )
 def dose(request: pytest.FixtureRequest) -> int:
-    """How many times as much a race is given: `make soak` runs the same ones for longer."""
+    """Factor on the duration of a race test; `make soak` runs the long ones."""
     return int(request.param)

@@ -1,4 +1,4 @@
-"""Limiter: so many samples for each row that is added; who is held back, for how long, and what is said about it."""
+"""Limiter: samples per insert, which side is blocked, for how long, and the error messages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NO_TIME = 1e-6
 
 @pytest.fixture
 def replay() -> Iterator[Replay]:
-    """Two samples for each row, from the tenth on, give or take twelve."""
+    """Two samples per insert after the tenth row, with an error buffer of twelve."""
     with Replay(X, capacity=1000, limiter=Limiter(2.0, 10, 12.0)) as replay:
         yield replay
 
 
 def add(replay: Replay, rows: int, timeout: float = NO_TIME) -> bool:
-    """Whether they were let in."""
+    """Return whether the rows were added before the timeout."""
     return not timed_out(lambda: replay.add({"x": np.arange(rows)}, timeout=timeout))
 
 
@@ -62,7 +62,7 @@ def test_writers_may_be_ahead_by_the_error_buffer_and_no_more(replay: Replay) ->
 def test_the_ratio_is_held_in_the_long_run(replay: Replay) -> None:
     sampler = replay.sampler(seed=0)
     out = sampler.batch(8)
-    for _ in range(300):  # each as often as it is let
+    for _ in range(300):  # each side as often as the limiter allows
         add(replay, 3)
         timed_out(sampler.sample, 8, out=out, timeout=NO_TIME)
         counters = replay.counters()
@@ -155,7 +155,7 @@ def test_an_error_buffer_too_small_for_these_batches_is_an_error_and_no_wait_for
 def test_half_of_what_both_sides_move_at_once_is_buffer_enough() -> None:
     with Replay(X, capacity=1000, limiter=Limiter(2.0, 1, (3 * 2.0 + 8) / 2)) as replay:
         sampler = replay.sampler(seed=0)
-        for _ in range(200):  # never are both held back
+        for _ in range(200):  # never are both sides blocked
             assert add(replay, 3) or not timed_out(sampler.sample, 8, timeout=NO_TIME)
 
 

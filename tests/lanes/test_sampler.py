@@ -430,6 +430,8 @@ def test_only_a_batch_of_this_sampler_and_size_can_be_filled(single: Replay) -> 
         ({"gamma": 1.5}, "gamma must be between 0 and 1, found 1.5"),
         ({"gamma": float("nan")}, "gamma must be between 0 and 1"),
         ({"stack": {"pixels": 2}}, "found 'pixels': 2"),
+        ({"stack": {"ob": 2}}, "found 'ob': 2; did you mean 'obs'?"),
+        ({"extras": ["horizont"]}, "found ['horizont']; did you mean 'horizon'?"),
         ({"stack": {"obs": 0}}, "found 'obs': 0"),
         ({"extras": ["weight"]}, "extras must be among ['key', 'version', 'horizon'], found ['weight']"),
     ],

@@ -1,4 +1,4 @@
-"""Stats: what several collectors count is what one would have counted, whatever they die of."""
+"""Stats: several collectors give the moments that one would give, also when some die."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batches_of(shape: tuple[int, ...]) -> Any:
 
 
 def expect_same(found: Moments, vectors: NDArray[np.float64]) -> None:
-    """As numpy over all of them at once finds it."""
+    """The moments that numpy computes over all vectors at once."""
     assert found.count == len(vectors)
     if len(vectors) == 0:
         assert not found.mean.any()
@@ -216,7 +216,7 @@ def test_use_after_close_is_an_error(use: Callable[[Stats, Any], object]) -> Non
 
 
 def test_the_learner_publishes_what_the_collectors_counted() -> None:
-    """The way up and the way down together."""
+    """Statistics from the collectors to the learner, and normalizers back."""
     vectors = np.random.default_rng(6).normal(2, 3, (200, 3))
     with Stats(3) as stats, Weights({"mean": ("float64", 3), "std": ("float64", 3)}) as weights:
         with child(lane_support.count_vectors, stats, np.split(vectors, 4)):

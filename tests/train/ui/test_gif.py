@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from memlane.train.trainer import OptionError, Options
+from memlane.train.options import OptionError, Options
 from memlane.train.ui import gif
 from memlane.train.ui.gif import write_gif
 
@@ -22,8 +22,8 @@ def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 def test_an_environment_that_renders_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def evaluate(*_: Any, on_picture: Any, **__: Any) -> None:
-        on_picture(None)
+    def evaluate(*_: Any, on_frame: Any, **__: Any) -> None:
+        on_frame(None)
 
     monkeypatch.setattr(gif, "evaluate", evaluate)
     with pytest.raises(OptionError, match=r"^CartPole-v1 cannot be rendered: its render\(\) returns None$"):

@@ -21,7 +21,7 @@ from memlane.train.ui.report.metrics import read_metrics
 CONFIG: dict[str, Any] = {
     "name": "CartPole-v1",
     "options": {"env": "CartPole-v1", "algo": "appo", "collectors": 2, "seed": 7, "target": None, "config": {}},
-    "algorithm": {"learning_rate": 0.002, "epochs": 8},
+    "algorithm": {"learning_rate": 0.002, "update_epochs": 8},
     "backend": "native",
     "num_envs": 32,
     "max_steps": 500_000,
@@ -100,7 +100,7 @@ def test_a_page_has_all_plots_and_the_words_around_them(tmp_path: Path) -> None:
         "2 collectors with 32 environments each",
     ):
         assert words in text
-    for name in ("learning_rate", "epochs", "torch", "2.13"):
+    for name in ("learning_rate", "update_epochs", "torch", "2.13"):
         assert name in text
 
 

@@ -9,7 +9,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.train.trainer import OptionError, Options, evaluate
+from memlane.train.options import OptionError, Options
+from memlane.train.trainer import evaluate
 
 _MAX_FRAMES = 500
 """Longer episodes are cut off."""
@@ -33,7 +34,9 @@ def write_gif(policy: Any, options: Options, path: Path) -> Path:
             frames.append(Image.fromarray(np.asarray(frame)).quantize(64))
 
     try:
-        evaluate(policy, options.env, options.backend, episodes=1, settings=options.env_settings, on_picture=add_frame)
+        evaluate(
+            policy, options.env, options.backend, episodes=1, env_settings=options.env_settings, on_frame=add_frame
+        )
     except (ValueError, gymnasium.error.Error) as error:
         raise OptionError(f"{options.env} cannot be rendered: {error}") from error
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=_FRAME_MS, loop=0)

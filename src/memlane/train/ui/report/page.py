@@ -128,7 +128,7 @@ def _commands(run_dir: Path) -> str:
 
 
 def _tables(config: Mapping[str, Any]) -> str:
-    hidden = ("config", "folder", "run_dir")
+    hidden = ("config", "run_dir")
     options = {name: value for name, value in config.get("options", {}).items() if name not in hidden}
     algorithm = {name: value for name, value in config.get("algorithm", {}).items() if name not in options}
     tables = {"Options": options, "Algorithm": algorithm, "Versions": config.get("versions", {})}
