@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from memlane import cli
-from memlane.native import built_in_names, open_library
+from memlane.native import built_in_names
+from memlane.native.lowlevel import open_library
 from memlane.native.new import new
 
 COMMAND = Path(sys.executable).with_name("memlane")

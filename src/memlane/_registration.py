@@ -1,7 +1,7 @@
-"""Makes ``gymnasium.make("memlane/CartPole-v1")`` and ``gymnasium.make_vec`` know the native environments.
+"""Registers the native environments with Gymnasium: ``gymnasium.make("memlane/CartPole-v1")``, ``gymnasium.make_vec``.
 
-``import memlane`` must not import gymnasium, which takes longer than all of memlane. So when gymnasium is not there
-yet, this waits for whoever imports it.
+``import memlane`` must not import gymnasium, which takes longer to import than memlane. If gymnasium is not imported
+yet, an import hook registers the environments when it is.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ NAMESPACE = "memlane"
 
 
 def register_envs() -> None:
-    """Tell Gymnasium, now or as soon as it is imported."""
+    """Register the built-in environments now, or as soon as gymnasium is imported."""
     if "gymnasium" in sys.modules:
         _register()
     else:
-        sys.meta_path.insert(0, _AfterGymnasium())
+        sys.meta_path.insert(0, _GymnasiumHook())
 
 
 def _register() -> None:
     from gymnasium import register, registry
 
     for name, (_, max_episode_steps, _) in _native.built_in_envs().items():
-        identity = f"{NAMESPACE}/{name}"
-        if identity not in registry:
+        env_id = f"{NAMESPACE}/{name}"
+        if env_id not in registry:
             register(
-                identity,
+                env_id,
                 entry_point="memlane.native:NativeEnv",
                 vector_entry_point="memlane.native:make",
                 max_episode_steps=max_episode_steps or None,
@@ -41,8 +41,8 @@ def _register() -> None:
             )
 
 
-class _AfterGymnasium(MetaPathFinder):
-    """Finds gymnasium as it would be found anyway, and registers when it has been executed."""
+class _GymnasiumHook(MetaPathFinder):
+    """Lets the other finders find gymnasium, and registers the environments after its module has been executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

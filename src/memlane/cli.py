@@ -71,7 +71,8 @@ def envs() -> None:
     algorithms that have a preset for them, with the mean return at which a training with it is over."""
     from rich.table import Table
 
-    from memlane.native import built_in, built_in_names
+    from memlane.native import built_in_names
+    from memlane.native.lowlevel import built_in
     from memlane.train.presets import PRESETS
 
     table = Table(box=None, pad_edge=False)

@@ -218,7 +218,7 @@ def test_what_is_no_action_is_refused_by_send_as_well(what: str, making: Making)
     with pytest.raises((ValueError, TypeError), match=message):
         envs.send(actions)
     assert_same(envs._fields, before)
-    envs.step([0, 0, 0])  # nobody is away
+    envs.step([0, 0, 0])  # no environment is in flight
 
 
 def test_a_refused_step_does_not_end_what_was_lent_in_debug_mode(

@@ -24,7 +24,7 @@ STATES = {
 
 def state_of(envs: NativeVectorEnv) -> NDArray[Any]:
     """One record for each environment, writeable."""
-    return envs.state.view(STATES[envs.spec_of_env.name])
+    return envs.state.view(STATES[envs.native_spec.name])
 
 
 def begun(name: str, num_envs: int = 1, seed: int = 1, **kwargs: Any) -> NativeVectorEnv:
@@ -179,8 +179,8 @@ def test_in_a_grid_world_agent_and_target_begin_on_free_cells_of_their_own(moves
 
 def test_in_a_grid_world_every_free_cell_can_be_a_start_and_a_target(moves: Any) -> None:
     envs = begun("GridWorld-v0", 3000)
-    for who in ("agent", "target"):
-        assert {tuple(cell) for cell in state_of(envs)[who].tolist()} == free_cells(moves)
+    for field in ("agent", "target"):
+        assert {tuple(cell) for cell in state_of(envs)[field].tolist()} == free_cells(moves)
     envs.close()
 
 
@@ -362,7 +362,7 @@ def follow(envs: NativeVectorEnv, rng: np.random.Generator) -> NDArray[np.int64]
 
 @pytest.fixture(scope="module")
 def long_games() -> list[tuple[NDArray[Any], ...]]:
-    """Of players who follow the ball: frames, states, rewards and ends of two thousand steps each."""
+    """Frames, states, rewards and ends of two thousand steps of players that follow the ball."""
     envs = begun("Bricks-v0", 8)
     rng = np.random.default_rng(1)
     steps = []
@@ -391,7 +391,7 @@ def test_rewards_of_a_game_are_the_bricks_that_are_gone(long_games: Any) -> None
     broken = np.zeros(8)
     ended = np.zeros(8, bool)
     for _, states, rewards, terminated, truncated in long_games:
-        broken = np.where(ended, 0, broken + rewards)  # the step after the end begins anew
+        broken = np.where(ended, 0, broken + rewards)  # the step after the end is a reset
         ended = terminated | truncated
         assert broken.tolist() == [60 - int(bits).bit_count() for bits in states["bricks"]]
 

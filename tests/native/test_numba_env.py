@@ -16,7 +16,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode
 
-from memlane.native import NativeVectorEnv, Spec, SpecError, built_in
+from memlane.native import NativeVectorEnv, Spec, SpecError
+from memlane.native.lowlevel import built_in
 from memlane.native.numba_env import choice, numba_env, random_bits, uniform
 from memlane.testing import check_env
 
@@ -106,9 +107,9 @@ def everything() -> Spec:
             info.pair[0] = steps
             return float(action.move), False, state.n == 9
 
-        def render(state, picture):  # type: ignore[no-untyped-def]
-            picture[:] = 7
-            picture[0, 0, 0] = state.n
+        def render(state, image):  # type: ignore[no-untyped-def]
+            image[:] = 7
+            image[0, 0, 0] = state.n
 
     return Everything  # type: ignore[return-value]
 
@@ -215,12 +216,12 @@ def test_a_third_returned_value_cuts_the_episode_off(everything: Spec) -> None:
     assert cut == [False] * 9 + [True]
 
 
-def test_a_picture_is_drawn(everything: Spec) -> None:
+def test_an_image_is_drawn(everything: Spec) -> None:
     envs = NativeVectorEnv(everything, 2)
     envs.reset(seed=0)
-    picture = envs.render(1)
-    assert picture is not None
-    assert (picture.shape, picture[0, 0].tolist(), picture[3, 5].tolist()) == ((4, 6, 3), [255, 7, 7], [7, 7, 7])
+    image = envs.render(1)
+    assert image is not None
+    assert (image.shape, image[0, 0].tolist(), image[3, 5].tolist()) == ((4, 6, 3), [255, 7, 7], [7, 7, 7])
 
 
 def test_environments_outlive_the_spec_that_they_were_made_of() -> None:
@@ -250,17 +251,19 @@ def test_a_function_that_does_not_compile_is_named_with_the_reason_and_the_line(
 
 
 def test_a_field_that_the_state_does_not_have_is_named() -> None:
-    with pytest.raises(SpecError, match="'step' does not compile: there is no field 'nothing' in the record"):
+    with pytest.raises(SpecError, match="'step' does not compile: the record has no field 'nothing'"):
         counting(lambda state, observation: (state.nothing, False))
 
 
-def test_a_step_that_returns_something_else_is_told_what_it_must_return() -> None:
+def test_an_error_says_what_a_step_must_return() -> None:
     with pytest.raises(SpecError, match="'step' does not compile: it must return `reward, terminated`"):
         counting(lambda state, observation: 1.0)
 
 
-def test_a_function_cannot_take_what_there_is_not() -> None:
-    with pytest.raises(SpecError, match=r"'step' takes 'self', but can take: state, action, .*there is no self"):
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"'step' has an unknown argument 'self'; leave out self.*\(arguments: state, action, "
+    ):
         counting(lambda self, action: (1.0, False))
 
 
@@ -270,8 +273,19 @@ def test_a_function_that_raises_is_refused() -> None:
             raise ValueError("too many")
         return 1.0, False
 
-    with pytest.raises(SpecError, match="'step' raises or asserts, and nobody is there to catch it"):
+    with pytest.raises(SpecError, match="'step' raises or asserts, but no Python code runs that could catch it"):
         counting(step)
+
+
+def test_a_misspelt_argument_or_function_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(SpecError, match=r"'step' has an unknown argument 'stat'; did you mean 'state'\?"):
+        counting(lambda stat: (1.0, False))
+    decorate = numba_env(name="A", observation_space=Box(0, 1, (1,)), action_space=Discrete(2), state=[("n", "i4")])
+    functions = {"reset": lambda observation: None, "step": lambda state: (1.0, False), "rendr": lambda state: None}
+    with pytest.raises(
+        SpecError, match=r"unknown function 'rendr'; did you mean 'render'\? \(functions: reset, step, "
+    ):
+        decorate(type("Misspelt", (), functions))
 
 
 def test_a_class_without_a_step_is_refused() -> None:
@@ -283,11 +297,11 @@ def test_a_class_without_a_step_is_refused() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (MultiBinary(3), "MultiBinary.* cannot be declared; it must be a Box, a Discrete, a MultiDiscrete or a Dict"),
-        (Dict({"a": Dict({"b": Discrete(2)})}), "observation 'a' is Dict"),
-        (Dict({"not a name": Discrete(2)}), "observation 'not a name' must have a name that can be written"),
-        (Box(0, 1, (1, 1, 1, 1, 1)), "there can be 4 dimensions"),
-        (Box(0, 1, (2,), np.float16), "is of type float16; there are: float32"),
+        (MultiBinary(3), "must be a Box, a Discrete, a MultiDiscrete or a Dict of these, found MultiBinary"),
+        (Dict({"a": Dict({"b": Discrete(2)})}), "observation 'a' must be a Box, .*found Dict"),
+        (Dict({"not a name": Discrete(2)}), "the name of observation 'not a name' must be a Python identifier"),
+        (Box(0, 1, (1, 1, 1, 1, 1)), "can have at most 4 dimensions, found"),
+        (Box(0, 1, (2,), np.float16), "must have one of the dtypes float32, .*; found float16"),
     ],
     ids=["kind", "nested", "name", "dims", "dtype"],
 )

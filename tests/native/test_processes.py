@@ -14,7 +14,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from memlane.native import NativeEnv, NativeVectorEnv, built_in, open_library
+from memlane.native import NativeEnv, NativeVectorEnv
+from memlane.native.lowlevel import built_in, open_library
 from memlane.vector import AsyncVectorEnv, WorkerDied
 from tests.support.native_envs import Making, assert_same, copied, run
 
@@ -240,7 +241,7 @@ def test_a_spec_that_goes_along_to_workers_does_not_crash_them() -> None:
     try:
         pickle.dumps(spec)
     except Exception:
-        return  # they are told that it cannot
+        return  # an error says that it cannot
     envs = AsyncVectorEnv([lambda: NativeEnv(spec)] * 2, num_workers=1, context="spawn")
     try:
         envs.reset(seed=1)

@@ -256,7 +256,7 @@ def test_the_action_space_is_gymnasiums(name: str) -> None:
 @names
 def test_the_limit_of_steps_is_gymnasiums(name: str) -> None:
     envs = make(name)
-    assert envs.spec_of_env.max_episode_steps == gymnasium.spec(name).max_episode_steps
+    assert envs.native_spec.max_episode_steps == gymnasium.spec(name).max_episode_steps
     envs.close()
 
 

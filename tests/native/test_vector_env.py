@@ -116,7 +116,7 @@ def test_metadata_has_the_render_modes_that_there_are(making: Making) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", None])
 def test_a_number_of_environments_that_is_no_positive_integer_is_an_error(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=f"num_envs must be a whole number of at least 1, found {wrong!r}"):
+    with pytest.raises(ValueError, match=f"num_envs must be an integer of at least 1, found {wrong!r}"):
         make("CartPole-v1", num_envs=wrong)
 
 
@@ -148,7 +148,7 @@ def test_a_render_mode_of_an_environment_without_a_picture_is_an_error(making: M
 
 
 def test_an_unknown_setting_is_an_error_that_names_those_that_there_are(making: Making) -> None:
-    with pytest.raises(TypeError, match="Mixed has no setting 'wind'; it has: gravity, luck"):
+    with pytest.raises(TypeError, match=r"Mixed has no setting 'wind' \(settings: gravity, luck\)"):
         making("mixed", wind=1)
 
 
@@ -202,7 +202,7 @@ def test_long_runs_are_those_of_gymnasium_with_one_environment_for_each_row(
     name: str, mode: AutoresetMode, copy: bool, making: Making
 ) -> None:
     envs = making(name, 5, autoreset_mode=mode, copy=copy)
-    theirs = reference(envs.spec_of_env, 5, mode)
+    theirs = reference(envs.native_spec, 5, mode)
     assert_same(envs.reset(seed=11), theirs.reset(seed=11), "reset")
     actions = actions_for(envs, 3)
     ends = 0
@@ -218,7 +218,7 @@ def test_long_runs_are_those_of_gymnasium_with_one_environment_for_each_row(
 @pytest.mark.parametrize("name", COMPARED)
 def test_long_runs_with_resets_by_the_caller_are_those_of_gymnasium(name: str, making: Making) -> None:
     envs = making(name, 5, autoreset_mode=AutoresetMode.DISABLED)
-    theirs = reference(envs.spec_of_env, 5, AutoresetMode.DISABLED)
+    theirs = reference(envs.native_spec, 5, AutoresetMode.DISABLED)
     assert_same(envs.reset(seed=11)[0], theirs.reset(seed=11)[0], "reset")
     actions = actions_for(envs, 3)
     resets = 0
@@ -430,7 +430,7 @@ def test_a_reset_mask_need_not_lie_in_one_piece(poles: NativeVectorEnv) -> None:
 
 def test_infos_of_a_reset_of_some_are_theirs_alone(making: Making) -> None:
     envs = making("mixed", 3)
-    theirs = reference(envs.spec_of_env, 3, AutoresetMode.DISABLED)
+    theirs = reference(envs.native_spec, 3, AutoresetMode.DISABLED)
     for both in (envs, theirs):
         both.reset(seed=1)
     mask = np.array([True, False, True])
@@ -457,12 +457,12 @@ def test_a_reset_mask_that_is_none_is_an_error(
 
 
 def test_the_first_reset_must_be_of_all(making: Making) -> None:
-    with pytest.raises(ValueError, match="first reset must be of all"):
+    with pytest.raises(ValueError, match="first reset must include all environments"):
         making("CartPole-v1", 2).reset(options={"reset_mask": np.array([True, False])})
 
 
 def test_an_unknown_option_is_an_error_that_names_the_one_that_there_is(poles: NativeVectorEnv) -> None:
-    with pytest.raises(ValueError, match="CartPole-v1: there is no option 'low'; there is: reset_mask"):
+    with pytest.raises(ValueError, match=r"CartPole-v1: unknown reset option 'low' \(known: reset_mask\)"):
         poles.reset(options={"low": -1})
 
 
@@ -490,7 +490,7 @@ def test_a_reset_after_an_end_is_not_followed_by_another(making: Making) -> None
 
 
 def test_a_step_before_the_first_reset_is_an_error(making: Making) -> None:
-    with pytest.raises(ValueError, match="`step` needs `reset"):
+    with pytest.raises(ValueError, match=r"call `reset\(\)` before `step`"):
         making("CartPole-v1", 2).step([0, 0])
 
 
@@ -812,19 +812,19 @@ def test_every_environment_has_its_own_picture(making: Making) -> None:
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_picture_of_an_environment_that_is_not_there_is_an_error(index: int, poles: NativeVectorEnv) -> None:
-    with pytest.raises(IndexError, match="no such environment"):
+    with pytest.raises(IndexError, match=r"there is no environment -?\d+, only 0 to \d+"):
         poles.render(index)
 
 
 def test_a_picture_where_there_is_none_is_an_error(making: Making) -> None:
     envs = making("team", 2)
     envs.reset(seed=1)
-    with pytest.raises(ValueError, match="Team has no picture"):
+    with pytest.raises(ValueError, match="Team cannot be rendered: its spec has no render function"):
         envs.render()
 
 
 def test_a_picture_before_the_first_reset_is_an_error(making: Making) -> None:
-    with pytest.raises(ValueError, match="`render` needs `reset"):
+    with pytest.raises(ValueError, match=r"call `reset\(\)` before `render`"):
         making("CartPole-v1").render()
 
 
