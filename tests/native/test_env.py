@@ -1,4 +1,4 @@
-"""NativeEnv: one native environment for Gymnasium, which finds it by name."""
+"""NativeEnv: one native environment, also from Gymnasium's registry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pole() -> Iterator[NativeEnv]:
 
 
 def program(code: str) -> str:
-    """What a program of its own prints."""
+    """The output of a separate process."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -42,7 +42,7 @@ def program(code: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ the environment
 
-# What the checker thinks of an environment that is right as it is.
+# Warnings of the checker that are matters of taste.
 OPINIONS = ["probably too low", "probably too high", "not having a spec", "normalized", "flattened"]
 
 
@@ -149,10 +149,10 @@ def test_an_option_is_an_error_that_names_it(pole: NativeEnv) -> None:
 @pytest.mark.parametrize("action", [2, -1, 0.5, [0, 1], "left", None])
 def test_what_is_no_action_is_an_error_and_nothing_is_stepped(action: Any, pole: NativeEnv) -> None:
     pole.reset(seed=1)
-    before = pole._one.state.copy()
+    before = pole._envs.state.copy()
     with pytest.raises((ValueError, TypeError), match="expected"):
         pole.step(action)
-    assert_same(pole._one.state, before)
+    assert_same(pole._envs.state, before)
 
 
 def test_a_step_before_the_first_reset_is_an_error(pole: NativeEnv) -> None:

@@ -1,4 +1,4 @@
-"""numba_env: environments in Python that become machine code, on the host of those in C."""
+"""numba_env: environments in Python, compiled to machine code, on the same host as those in C."""
 
 # ruff: noqa: ARG001, ARG005, N805  (what functions take by name is the subject)
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOUNDS = np.array([4.8, np.inf, 0.41887903, np.inf])
 
 @pytest.fixture(scope="session")
 def cart_pole() -> Spec:
-    # Observations of float64, as what is compared is the arithmetic and not how it is rounded.
+    # Observations are float64: the comparison is about arithmetic, not about rounding to float32.
     @numba_env(
         name="NumbaCartPole-v1",
         observation_space=Box(-BOUNDS, BOUNDS, dtype=np.float64),
@@ -62,7 +62,7 @@ def cart_pole() -> Spec:
 
 @pytest.fixture(scope="session")
 def everything() -> Spec:
-    """Every kind of space, of every part."""
+    """Every kind of space, in observations, actions and infos."""
 
     @numba_env(
         name="Everything-v0",
@@ -126,7 +126,7 @@ def test_a_cart_pole_does_what_the_one_in_c_does(cart_pole: Spec) -> None:
         _, _, terminated, truncated, _ = mine.step(actions)
         _, _, *ends, _ = built.step(actions)
         assert (terminated.tolist(), truncated.tolist()) == (ends[0].tolist(), ends[1].tolist())
-        # C keeps four arrays of numbers, one after the other; this one a record for each environment.
+        # The C code has four arrays, one after the other; this one a record per environment.
         states = mine.state.view(np.float64).reshape(64, 4), built.state.view(np.float64).reshape(4, 64).T
         largest = max(largest, float(np.abs(states[0] - states[1]).max()))
     assert largest < 1e-9
@@ -148,7 +148,7 @@ def drawn_in_c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-@pytest.mark.usefixtures("cart_pole")  # until the first environment is made, numba does not know these functions
+@pytest.mark.usefixtures("cart_pole")  # numba knows these functions only after the first environment was declared
 @pytest.mark.parametrize("compiled", [True, False])
 def test_random_numbers_are_those_of_c_to_the_last_bit(compiled: bool, drawn_in_c: ctypes.CDLL) -> None:
     import numba
@@ -181,7 +181,7 @@ def test_random_numbers_are_those_of_c_to_the_last_bit(compiled: bool, drawn_in_
 
 
 def test_a_cart_pole_keeps_the_rules_on_several_threads_and_in_all_autoreset_modes(cart_pole: Spec) -> None:
-    assert {"threads", "autoreset", "past_end", "guards"} <= set(check_env(cart_pole).checked)
+    assert {"threads", "autoreset", "past_end", "buffer_bounds"} <= set(check_env(cart_pole).checked)
 
 
 def test_every_kind_of_space_keeps_the_rules(everything: Spec) -> None:

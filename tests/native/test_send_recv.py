@@ -1,4 +1,4 @@
-"""send and recv of native environments: those that are ready first are received first."""
+"""send and recv of native environments: steps that complete first are received first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW, LAST = 1, 3
 
 @pytest.fixture
 def envs(making: Making) -> NativeVectorEnv:
-    """Four that count their steps; action 1 takes 0.3 s."""
+    """Four environments that count their steps; a step with action 1 takes 0.3 s."""
     made = making("trouble", 4)
     made.reset(seed=1)
     return made

@@ -1,4 +1,4 @@
-"""NativeVectorEnv: Gymnasium's arguments, methods and errors, and where the arrays lie."""
+"""NativeVectorEnv: Gymnasium's arguments, methods and errors, and the memory of the arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODES = list(AutoresetMode)
 
 @pytest.fixture
 def poles(making: Making) -> NativeVectorEnv:
-    """Three that have begun."""
+    """Three environments after a reset."""
     envs = making("CartPole-v1", 3)
     envs.reset(seed=1)
     return envs
@@ -176,14 +176,14 @@ def test_what_init_says_is_an_error_of_the_constructor(making: Making) -> None:
 def test_environments_that_init_refused_may_be_forgotten(making: Making) -> None:
     with pytest.raises(ValueError, match="bad luck"):
         making("mixed", gravity=13)
-    gc.collect()  # an error of __del__ is an error of this test
+    gc.collect()  # an exception in __del__ fails this test
 
 
 # ------------------------------------------------------------------------------------------- the semantics of Gymnasium
 
 
 def reference(spec: Spec, num_envs: int, mode: AutoresetMode) -> SyncVectorEnv:
-    """One environment for each row, stepped by Gymnasium."""
+    """One environment per row, stepped by Gymnasium."""
 
     def one() -> Any:
         env = NativeEnv(spec)
@@ -269,7 +269,7 @@ def test_last_words_are_the_callers_own(making: Making) -> None:
 
 
 def test_flags_that_c_calls_true_are_true(making: Making) -> None:
-    envs = making("mixed", 2, luck=1)  # it writes a 3
+    envs = making("mixed", 2, luck=1)  # the C code writes 3
     envs.reset(seed=1)
     _, _, terminated, _, _ = envs.step(next(actions_for(envs, 1)))
     assert terminated.view(np.uint8).tolist() == [1, 1]
@@ -279,7 +279,7 @@ def test_flags_that_c_calls_true_are_true(making: Making) -> None:
 
 
 def ends_after(envs: NativeVectorEnv, most: int) -> int:
-    """How many steps until the first is truncated; 0 if it never is."""
+    """Number of steps until the first truncation; 0 if there is none."""
     envs.reset(seed=1)
     for step in range(1, most + 1):
         _, _, _, truncated, _ = envs.step([0] * envs.num_envs)
@@ -362,7 +362,7 @@ def test_environments_without_a_seed_go_on_with_their_random_numbers(making: Mak
     before = envs.random.tolist()
     after = words_after(envs, [None, 100, None])
     assert after != before
-    assert words_after(envs, [7, None, 9])[1] != after[1]  # it went on
+    assert words_after(envs, [7, None, 9])[1] != after[1]  # its RNG state was not set again
     envs.reset(seed=7)
     once_more = envs.random.tolist()
     assert words_after(envs, [None, 100, None])[0::2] == after[0::2]
@@ -500,7 +500,7 @@ def test_with_disabled_autoreset_a_step_past_an_end_is_an_error_that_names_who_e
     observations, *_ = envs.step([0, 3, 0])
     with pytest.raises(AssertionError, match=r"environment 1 has ended.*reset_mask"):
         envs.step([0, 0, 0])
-    assert observations.tolist() == [1, 1, 1]  # nobody was stepped
+    assert observations.tolist() == [1, 1, 1]  # no environment was stepped
 
 
 def test_with_disabled_autoreset_a_reset_of_another_does_not_help(making: Making) -> None:

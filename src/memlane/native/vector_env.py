@@ -235,9 +235,10 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     def _step_host(self, actions: Any) -> None:
         if self._in_flight or self.closed or not self._was_reset or self._segment is not None:
             self._check_ready("step")
-        ended = _NEEDS_CONVERSION
         if self._segment is None and actions is not None:
             ended = self._host.step(actions)
+        else:
+            ended = _NEEDS_CONVERSION
         if ended < 0:
             ended = self._step_host_slowly(actions, ended)
         self._has_infos = bool(self._info_views) or (ended and self.autoreset_mode is AutoresetMode.SAME_STEP)

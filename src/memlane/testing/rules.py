@@ -252,7 +252,8 @@ def _call_alone(
             env = int(np.flatnonzero(changed)[0])
             fix = f"loop from begin to end - 1, and write only row i of {name} for environment i"
             found = f"the row of environment {env} was written"
-            expected = f"only environments {begin} to {end - 1} change" if end > begin + 1 else f"only {begin} changes"
+            range_text = f"environments {begin} to {end - 1}" if end > begin + 1 else f"environment {begin}"
+            expected = f"writes only to the rows of {range_text}"
             context.failures.add(Failure("ranges", expected, found, fix, call, name, env, harness.step))
     # Authors choose the layout of the state, but each byte must belong to one environment.
     changed_bytes = np.flatnonzero(harness.state != before["state"])
