@@ -6,7 +6,6 @@ import ctypes
 import doctest
 import importlib
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ import pytest
 from memlane.native import built_in_names
 from memlane.native.lowlevel import open_library
 from memlane.testing import RULES, EnvCheckFailed, check_env
-
-INCLUDE = Path(__file__).parents[2] / "cpp" / "include"
+from tests.support.native_envs import gcc
 
 GOOD = r"""
 #define _GNU_SOURCE
@@ -116,10 +114,7 @@ def build(directory: Path, *changes: tuple[str, str], agents: int = 1) -> Path:
         source = source.replace(old, new)
     file = directory / "small.c"
     file.write_text(source)
-    library = directory / "small.so"
-    flags = ["-O0", "-shared", "-fPIC", f"-DAGENTS={agents}", f"-I{INCLUDE}", "-Wall", "-Werror"]
-    subprocess.run(["gcc", *flags, str(file), "-o", str(library), "-lm"], check=True)
-    return library
+    return gcc(file, directory / "small.so", "-O0", "-shared", "-fPIC", f"-DAGENTS={agents}", "-Wall", "-Werror")
 
 
 def broken(directory: Path, *changes: tuple[str, str], agents: int = 1, **kwargs: Any) -> EnvCheckFailed:

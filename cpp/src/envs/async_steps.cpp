@@ -104,7 +104,7 @@ void AsyncSteps::Shared::run() {
         }
         const double ns = static_cast<double>(now_ns() - begin_ns) / static_cast<double>(count);
         lock.lock();
-        env_ns = env_ns == 0 ? ns : env_ns + 0.125 * (ns - env_ns);
+        env_ns = update_mean(env_ns, ns);
         for (const std::int32_t env : mine)
             status[static_cast<std::size_t>(env)] = Status::completed;
         completed += count;

@@ -29,10 +29,6 @@ constexpr int trial_steps = 256, short_trial_steps = 16, warm_up_steps = 8;
 constexpr double much_slower = 4;
 // Ranges end at multiples of this, so that two threads do not write to one cache line of flags.
 constexpr std::int32_t block = 64;
-// Weight of a new measurement in a running mean.
-constexpr double new_weight = 0.125;
-
-double update_mean(double mean, double value) { return mean == 0 ? value : mean + new_weight * (value - mean); }
 
 int cores() {
     cpu_set_t set;

@@ -88,6 +88,9 @@ class Host {
     int next_backoff_;
 };
 
+// An exponential running mean; 0: no value yet.
+inline double update_mean(double mean, double value) { return mean == 0 ? value : mean + 0.125 * (value - mean); }
+
 std::size_t item_bytes(std::int32_t dtype); // 0: unknown dtype
 std::size_t row_bytes(const memlane_field &field);
 // Whether all values in rows of a discrete field are within its bounds.
