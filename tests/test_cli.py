@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from memlane import cli
-from memlane.native import built_in_names, open_library
+from memlane.native import built_in_names
+from memlane.native.lowlevel import open_library
 from memlane.native.new import new
 from memlane.train.algorithms import ALGORITHMS
 
@@ -336,7 +337,7 @@ os.kill(os.getpid(), 9)
 def test_an_error_is_one_message_without_a_traceback(tmp_path: Path) -> None:
     result = memlane("build", "none.c", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: there is no file none.c; `memlane new NAME` writes one to begin with\n"
+    assert result.stderr == "error: there is no file none.c; `memlane new NAME` writes a template\n"
 
 
 def test_what_the_compiler_says_is_shown_as_it_is(source: Path) -> None:
@@ -352,7 +353,7 @@ def test_a_folder_that_exists_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "orchard").mkdir()
     result = memlane("new", "orchard", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.startswith("error: orchard is there already")
+    assert result.stderr.startswith("error: orchard already exists and was not changed")
 
 
 def test_an_error_of_ours_that_was_not_meant_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,15 +366,20 @@ class StepLoop:
         """The command is done, and so many environments arrive."""
 
 ENV_ABI: int
+AUTORESET_NEXT_STEP: int
+AUTORESET_SAME_STEP: int
+AUTORESET_DISABLED: int
+STEP_NEEDS_CONVERSION: int
+STEP_NEEDS_RESET: int
 
 def built_in_envs() -> dict[str, tuple[int, int, int]]:
-    """The environments in this module by name: where the spec is, the most steps of an episode, the count of agents."""
+    """The built-in environments by name: address of the spec, max_episode_steps, num_agents."""
 
 def env_layout() -> tuple[int, int, int, int]:
-    """The bytes of a spec, a field, a setting and of what functions are given."""
+    """The sizes in bytes of memlane_spec, memlane_field, memlane_setting and memlane_envs."""
 
 class EnvHost:
-    """Runs the environments of a C library over arrays that Python made."""
+    """Runs the environments of a C library on arrays that Python allocated. One thread at a time."""
 
     def __init__(
         self,
@@ -385,20 +390,27 @@ class EnvHost:
         settings: Sequence[float],
         arrays: dict[str, Any],
         num_threads: int,
-        keep: object,
+        keep_alive: object,
     ) -> None: ...
     def init(self) -> str | None:
-        """What is wrong, in the environment's words; None if nothing."""
-    def reset(self, which: object = None) -> None: ...
+        """Call the environment's init; its error message, or None."""
+    def reset(self, mask: object = None) -> None:
+        """Start new episodes where the mask is True, or everywhere."""
     def step(self, actions: object) -> int:
-        """How many ended. -1: these are not plainly actions; -2: some have ended and must be reset first."""
+        """Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET."""
     def step_stored(self) -> int:
-        """With the actions that lie in their array."""
-    def send(self, envs: Sequence[int]) -> None: ...
-    def receive(self, at_least: int, timeout: float | None = None) -> list[int] | None: ...
-    def render(self, index: int, picture: object) -> None: ...
+        """step() with the actions in the host's own array."""
+    def send(self, envs: Sequence[int]) -> None:
+        """Start a step of these environments on background threads."""
+    def receive(self, min_completed: int, timeout: float | None = None) -> list[int] | None:
+        """The environments whose step is complete, at least min_completed of them; None after timeout seconds."""
+    def render(self, index: int, image: object) -> None:
+        """Draw an environment into an array of shape (height, width, 3)."""
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of threads that the next step uses."""
     @property
-    def step_ns(self) -> float: ...
-    def close(self) -> None: ...
+    def step_ns(self) -> float:
+        """Measured duration of a step of all environments on one thread, in ns."""
+    def close(self) -> None:
+        """Stop the background threads and call the environment's close."""

@@ -20,7 +20,7 @@ def register_envs() -> None:
     if sys.modules.get("gymnasium"):  # None where its import is blocked
         _register()
     else:
-        sys.meta_path.insert(0, _AfterGymnasium())
+        sys.meta_path.insert(0, _GymnasiumHook())
 
 
 def _register() -> None:
@@ -40,7 +40,7 @@ def _register() -> None:
             )
 
 
-class _AfterGymnasium:
+class _GymnasiumHook:
     """A finder that leaves finding gymnasium to the others and calls ``_register`` after gymnasium was executed.
 
     It does not derive from ``importlib.abc.MetaPathFinder``: importing that module takes 6 ms.

@@ -84,7 +84,8 @@ def envs() -> None:
     that have a preset, each with the mean return at which training stops."""
     from rich.table import Table
 
-    from memlane.native import built_in, built_in_names
+    from memlane.native import built_in_names
+    from memlane.native.lowlevel import built_in
     from memlane.train.presets import PRESETS
 
     table = Table(box=None, pad_edge=False)

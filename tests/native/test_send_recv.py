@@ -1,4 +1,4 @@
-"""send and recv of native environments: those that are ready first are received first."""
+"""send and recv of native environments: steps that complete first are received first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW, LAST = 1, 3
 
 @pytest.fixture
 def envs(making: Making) -> NativeVectorEnv:
-    """Four that count their steps; action 1 takes 0.3 s."""
+    """Four environments that count their steps; a step with action 1 takes 0.3 s."""
     made = making("trouble", 4)
     made.reset(seed=1)
     return made
@@ -198,7 +198,7 @@ def test_numbers_of_environments_that_are_none_are_an_error(
 ) -> None:
     with pytest.raises(error, match=message):
         envs.send([0] * np.size(ids), ids)
-    assert envs.step([0, 0, 0, 0])[0].tolist() == [1, 1, 1, 1]  # nobody was sent anything
+    assert envs.step([0, 0, 0, 0])[0].tolist() == [1, 1, 1, 1]  # no environment had been sent an action
 
 
 def test_an_action_for_an_environment_that_has_one_is_an_error_that_names_it(envs: NativeVectorEnv) -> None:
@@ -210,7 +210,7 @@ def test_an_action_for_an_environment_that_has_one_is_an_error_that_names_it(env
 
 def test_an_action_for_an_environment_that_was_not_received_yet_is_an_error(envs: NativeVectorEnv) -> None:
     envs.send([0, 0, 0, 0])
-    time.sleep(0.1)  # it is back, and nobody has looked
+    time.sleep(0.1)  # its step is complete, but not received
     with pytest.raises(AlreadyPendingCallError):
         envs.send([0], [2])
 
@@ -221,13 +221,13 @@ def test_other_calls_must_wait_for_those_that_are_away(call: str, making: Making
     envs.reset(seed=1)
     envs.send([0], [1])
     arguments = {"step": [[0, 0]], "reset": [], "render": [], "step_into": [[0, 0], {}, 0]}[call]
-    with pytest.raises(ValueError, match=r"must wait: 1 environments were sent actions; `recv` them first"):
+    with pytest.raises(ValueError, match="while 1 environments have pending actions from `send`; call `recv` first"):
         getattr(envs, call)(*arguments)
     assert envs.recv()[5].tolist() == [1]
 
 
 def test_an_action_before_the_first_reset_is_an_error(making: Making) -> None:
-    with pytest.raises(ValueError, match="`send` needs `reset"):
+    with pytest.raises(ValueError, match=r"call `reset\(\)` before `send`"):
         making("trouble", 2).send([0, 0])
 
 
