@@ -320,7 +320,7 @@ TEST("errands: the end does not wait for those not yet begun, and no step runs a
             AsyncSteps errands(hosted.host, 1 + turn % 4);
             errands.send(all_of(count));
             if (turn % 3 == 1)
-                dawdle(20'000);
+                busy_wait(20'000);
             if (turn % 3 == 2)
                 errands.wait(1, 1s);
         }

@@ -189,12 +189,12 @@ class ReplayPipeline:
             drawn = self.sampler.native.take(timeout)
         except BaseException:
             # Over for the drawer, if it failed; Ctrl-C leaves it as it is.
-            while len(self._asked) > self.sampler.native.asked():
+            while len(self._asked) > self.sampler.native.started():
                 self._free.append(self._asked.popleft())
             raise
         self._require_open()  # another thread may have closed it
         if not drawn:
-            if not self.sampler.native.asked():
+            if not self.sampler.native.started():
                 raise MemlaneError("the batch was started by the process that forked this one; start() one here")
             raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._asked.popleft()

@@ -158,7 +158,7 @@ class Replay(Lane):
             f"replay of {self.segment.label}",
         )
         if self.alpha is not None and not self.native.added():
-            self.native.begin_priorities()
+            self.native.init_priorities()
         self.roster = Roster(self.segment.words("samplers"))
         self._dice = base + segment["dice"].offset
 
@@ -325,7 +325,7 @@ class Replay(Lane):
             complaint = f"no writer leaves such counters: {self.counters()}"
         elif (slot := self.native.first_implausible()) >= 0:
             complaint = f"row {slot} holds numbers that no writer leaves"
-        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_number()).any():
+        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_sequence()).any():
             complaint = "a stream ends at a row that was never added"
         if complaint:
             label = self.segment.label

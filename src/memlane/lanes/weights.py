@@ -40,8 +40,8 @@ class Weights(Lane):
     @classmethod
     def segment_layout(cls, layout: Layout, buffers: int = 3) -> Layout:
         """What the weights take from the machine, before they are made."""
-        if not 2 <= buffers <= _native.MOST_BUFFERS:
-            raise ValueError(f"buffers must be 2 to {_native.MOST_BUFFERS}, found {buffers}")
+        if not 2 <= buffers <= _native.MAX_BUFFERS:
+            raise ValueError(f"buffers must be 2 to {_native.MAX_BUFFERS}, found {buffers}")
         return Layout(
             {
                 **cls._describe(layout, 1),
@@ -74,7 +74,7 @@ class Weights(Lane):
     def publish(self, tensors: Mapping[str, Tensor]) -> int:
         """Make a copy of these the latest version and return its number. Names, dtypes and shapes must be the layout's.
         Never waits, whatever the readers do."""
-        if version := self._native.publish_these(self._published, tensors):
+        if version := self._native.publish_tensors(self._published, tensors):
             return version
         parts = self._published
         if parts is None or not parts.fits(tensors):
