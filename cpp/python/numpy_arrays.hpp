@@ -1,4 +1,4 @@
-// Direct access to numpy arrays and scalars, without the buffer protocol, which describes the array anew at every access
+// Direct access to numpy arrays and scalars, without the buffer protocol, which describes the array again at every access
 // (150 ns; this takes 5). Only plain arrays: of exactly the class numpy.ndarray and C-contiguous.
 #pragma once
 

@@ -49,7 +49,7 @@ struct Replay::Claims {
 
     // Claims the next slot and returns its sequence number; 0 if other writers hold every slot.
     std::int64_t claim() {
-        const std::int64_t mine = row_word(RowState::writing, process);
+        const std::int64_t claim_word = row_word(RowState::writing, process);
         for (std::int64_t tries = 0; tries <= replay.capacity(); ++tries) {
             const std::int64_t sequence =
                 next < end ? next++ : replay.control_->reserved.last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -68,7 +68,7 @@ struct Replay::Claims {
             const bool held = row_state(word) == RowState::writing;
             // PAIR claim/unchanged: stores into the row come after this exchange; a sampler that copied some of them finds
             // `writing`, or a later state, when it loads the state again.
-            if ((held && process_alive(row_detail(word))) || !publish_if(state, word, mine)) {
+            if ((held && process_alive(row_detail(word))) || !publish_if(state, word, claim_word)) {
                 ++avoided;
                 continue;
             }

@@ -42,21 +42,21 @@ Ring::Oldest Ring::oldest_ready() const {
 }
 
 std::int64_t Ring::claim_free(std::int64_t process) {
-    const std::int64_t mine = slot_word(SlotState::writing, process);
+    const std::int64_t claim_word = slot_word(SlotState::writing, process);
     // Writers start their search at different slots, so that they do not compete for the first free one.
     const std::int64_t first = see(control_->sequence.last) % count_;
     for (std::int64_t i = 0; i < count_; ++i) {
         const std::int64_t slot = (first + i) % count_;
         Word &state = head(slot).state;
         const std::int64_t word = see(state); // PAIR publish/see, partner: Ring::release
-        if (slot_state(word) == SlotState::free && publish_if(state, word, mine))
+        if (slot_state(word) == SlotState::free && publish_if(state, word, claim_word))
             return slot;
     }
     return -1;
 }
 
 std::int64_t Ring::try_claim(std::int64_t process) {
-    const std::int64_t mine = slot_word(SlotState::writing, process);
+    const std::int64_t claim_word = slot_word(SlotState::writing, process);
     std::int64_t free = claim_free(process);
     if (free >= 0 || overflow_ == Overflow::block)
         return free;
@@ -71,7 +71,7 @@ std::int64_t Ring::try_claim(std::int64_t process) {
         const Oldest oldest = oldest_ready();
         if (oldest.slot < 0)
             return -1;
-        if (publish_if(head(oldest.slot).state, oldest.word, mine)) {
+        if (publish_if(head(oldest.slot).state, oldest.word, claim_word)) {
             increment(control_->lost.dropped);
             return oldest.slot;
         }
@@ -80,7 +80,7 @@ std::int64_t Ring::try_claim(std::int64_t process) {
 
 void Ring::commit(std::int64_t slot) {
     SlotHead &slot_head = head(slot);
-    const std::int64_t mine = slot_head.state.load(std::memory_order_relaxed);
+    const std::int64_t claim_word = slot_head.state.load(std::memory_order_relaxed);
     const std::int64_t sequence = control_->sequence.last.fetch_add(1, std::memory_order_relaxed) + 1;
     slot_head.sequence.store(sequence, std::memory_order_relaxed);
     // PAIR publish/see: head and payload are stored before `ready`. If the writer dies before this line, its sequence number
@@ -89,11 +89,11 @@ void Ring::commit(std::int64_t slot) {
     signal_add(control_->written, 1);
     if (overflow_ == Overflow::block)
         return;
-    trim(mine);
+    trim(claim_word);
     signal_add(control_->freed, 1); // even if none was dropped: in this mode a ready slot can be claimed too
 }
 
-void Ring::trim(std::int64_t mine) {
+void Ring::trim(std::int64_t claim_word) {
     // PAIR commit/trim: each of two writers stores its `ready`, then counts all ready slots. With a fence between the two on
     // both sides, at least one counts both. This prevents the counting from moving before the store (which even x86 does):
     // neither would see the other's slot, and one too many would stay unread.
@@ -106,7 +106,7 @@ void Ring::trim(std::int64_t mine) {
         Word &state = head(oldest.slot).state;
         // Through `writing`, not directly to `free`: if this process dies before it has counted the drop, the process that
         // reclaims the slot counts it as abandoned.
-        if (publish_if(state, oldest.word, mine)) {
+        if (publish_if(state, oldest.word, claim_word)) {
             increment(control_->lost.dropped);
             publish(state, slot_word(SlotState::free));
         }

@@ -134,7 +134,7 @@ class Ring {
     };
     Oldest oldest_ready() const;
     std::int64_t claim_free(std::int64_t process);
-    void trim(std::int64_t mine);
+    void trim(std::int64_t claim_word);
 
     RingControl *control_;
     std::byte *slots_;

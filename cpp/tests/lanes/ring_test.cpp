@@ -45,12 +45,12 @@ struct Payload {
 };
 
 struct Memory {
-    static constexpr int most = 8;
+    static constexpr int max_slots = 8;
     RingControl control;
     struct alignas(64) Slot {
         SlotHead head;
         Payload payload;
-    } slot[most];
+    } slot[max_slots];
     int count; // slots that the ring uses
 
     Ring ring(int slots, Overflow overflow, std::int64_t unread_limit) {
@@ -116,10 +116,10 @@ template <class Wait> WaitResult to_the_end(Wait wait, std::int64_t deadline_ns,
     }
 }
 WaitResult claim(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... given) { return ring.wait_claim(given...); }, deadline_ns, pidfds);
+    return to_the_end([&](auto... arguments) { return ring.wait_claim(arguments...); }, deadline_ns, pidfds);
 }
 WaitResult take(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... given) { return ring.wait_take(given...); }, deadline_ns, pidfds);
+    return to_the_end([&](auto... arguments) { return ring.wait_take(arguments...); }, deadline_ns, pidfds);
 }
 
 bool waiter_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }

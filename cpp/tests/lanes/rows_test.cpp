@@ -225,9 +225,9 @@ struct Replay {
                     continue;
                 }
                 ++blessed;
-                const auto whole = [expected = mark(seen[i])](std::byte byte) { return byte == expected; };
-                torn += !std::all_of(&out_narrow[i * narrow], &out_narrow[i * narrow] + narrow, whole) ||
-                        !std::all_of(&out_wide[i * wide], &out_wide[i * wide] + wide, whole);
+                const auto matches = [expected = mark(seen[i])](std::byte byte) { return byte == expected; };
+                torn += !std::all_of(&out_narrow[i * narrow], &out_narrow[i * narrow] + narrow, matches) ||
+                        !std::all_of(&out_wide[i * wide], &out_wide[i * wide] + wide, matches);
             }
         }
     }

@@ -20,7 +20,7 @@ using namespace memlane;
 namespace {
 
 // Priorities in these tests are integers, so every sum is exact and is compared exactly.
-constexpr int most = 5000;
+constexpr int max_leaves = 5000;
 
 struct alignas(64) Memory {
     std::array<std::byte, 64 * 1024> bytes;
@@ -70,7 +70,7 @@ void expect_consistent(const SumTree &tree) {
 
 TEST("in a sum tree of any size every prefix sum finds its leaf") {
     Rng rng(1);
-    for (const std::int64_t count : {1, 2, 15, 16, 17, 31, 255, 256, 257, 272, 273, 4096, 4097, most}) {
+    for (const std::int64_t count : {1, 2, 15, 16, 17, 31, 255, 256, 257, 272, 273, 4096, 4097, max_leaves}) {
         const auto memory = std::make_unique<Memory>();
         SumTree tree = memory->tree(count);
         CHECK_EQ(tree.total(), 0);
@@ -176,11 +176,11 @@ TEST("small priorities beside large ones are not lost however often the large on
 TEST("damaged nodes never lead outside of the tree") {
     constexpr std::int64_t count = 4097; // 4112 leaves, 272, 32 and 16 nodes
     const std::size_t bytes = SumTree::bytes(count);
-    const std::size_t page = 4096, whole = (bytes + page - 1) / page * page;
+    const std::size_t page = 4096, mapped = (bytes + page - 1) / page * page;
     auto *begin = static_cast<std::byte *>(
-        mmap(nullptr, whole + (1 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    CHECK_EQ(mprotect(begin, whole, PROT_READ | PROT_WRITE), 0);
-    std::byte *memory = begin + whole - bytes;
+        mmap(nullptr, mapped + (1 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    CHECK_EQ(mprotect(begin, mapped, PROT_READ | PROT_WRITE), 0);
+    std::byte *memory = begin + mapped - bytes;
     SumTree tree(memory, count);
     tree.replace(3, 0, 1);
     tree.refresh_all();
@@ -217,7 +217,7 @@ TEST("a process stopped anywhere in a refresh leaves no outdated sum") {
     body(0);
     prepare();
     int length = 0;
-    for (SteppedChild whole(body); whole.step();)
+    for (SteppedChild child(body); child.step();)
         ++length;
     for (int at = 0; at <= length; at += 7) { // each sum takes many more instructions than that
         prepare();
@@ -307,7 +307,7 @@ TEST("two processes that refresh the same nodes at once leave sums with both cha
 //   a search finds a leaf or none; in the end the tree is consistent   acceptable
 TEST("several processes that change, refresh and search leave a consistent tree") {
     Shared<Memory> memory;
-    SumTree tree = memory->tree(most);
+    SumTree tree = memory->tree(max_leaves);
     Shared<std::atomic<int>> writing;
     *writing = 4;
     std::list<Child> children;
@@ -317,7 +317,7 @@ TEST("several processes that change, refresh and search leave a consistent tree"
             for (int round = 0; round < (check::slowdown == 1 ? 5000 : check::times(1000)); ++round) {
                 std::vector<std::int64_t> changed;
                 for (std::int64_t changes = rng.between(1, 40); changes > 0; --changes) {
-                    changed.push_back(rng.between(0, most - 1));
+                    changed.push_back(rng.between(0, max_leaves - 1));
                     tree.set(changed.back(), 0, static_cast<float>(rng.between(0, 3)));
                 }
                 tree.refresh(changed);
@@ -333,7 +333,7 @@ TEST("several processes that change, refresh and search leave a consistent tree"
                 for (double &each : at)
                     each = tree.total() * static_cast<double>(rng.between(0, 999)) / 1000;
                 tree.find(at, found);
-                CHECK(std::ranges::all_of(found, [](std::int64_t leaf) { return leaf >= -1 && leaf < most; }));
+                CHECK(std::ranges::all_of(found, [](std::int64_t leaf) { return leaf >= -1 && leaf < max_leaves; }));
             }
         });
     for (Child &child : children)

@@ -113,12 +113,12 @@ TEST("a read returns the published content, untorn and with its version") {
 TEST("some parts can be published and read without the others") {
     Memory<2> memory{};
     memory.publish(1);
-    Block given = stamped(2), found{};
-    const auto source = parts_of(given), target = parts_of(found);
+    Block published = stamped(2), found{};
+    const auto source = parts_of(published), target = parts_of(found);
     CHECK_EQ(memory.weights().publish(this_process(), std::span(source).first(1)), 2);
     CHECK_EQ(memory.weights().read(std::span(target).first(1)), 2);
-    CHECK_EQ(found[20], given[20]);
-    CHECK_EQ(found[words - 1], given[words - 1]);
+    CHECK_EQ(found[20], published[20]);
+    CHECK_EQ(found[words - 1], published[words - 1]);
     CHECK_EQ(found[19], 0);
 }
 

@@ -83,33 +83,33 @@ TEST("the identity of a process is right when its name looks like a line of /pro
 }
 
 TEST("a stopped process is alive") {
-    LiveProcess living;
-    living.child().kill(SIGSTOP);
-    await([&] { return state_letter(living.child().pid()) == 'T'; });
-    CHECK(process_alive(living.word()));
+    LiveProcess live;
+    live.child().kill(SIGSTOP);
+    await([&] { return state_letter(live.child().pid()) == 'T'; });
+    CHECK(process_alive(live.word()));
 }
 
 TEST("a zombie is dead") {
-    LiveProcess living;
-    living.child().kill(SIGKILL);
-    CHECK(living.child().dies_within(30 * second));
-    CHECK(state_letter(living.child().pid()) == 'Z');
-    CHECK(!process_alive(living.word()));
+    LiveProcess live;
+    live.child().kill(SIGKILL);
+    CHECK(live.child().dies_within(30 * second));
+    CHECK(state_letter(live.child().pid()) == 'Z');
+    CHECK(!process_alive(live.word()));
 }
 
 TEST("a process that was waited for is dead") {
-    LiveProcess living;
-    living.child().kill(SIGKILL);
-    living.child().join();
-    CHECK(!process_alive(living.word()));
+    LiveProcess live;
+    live.child().kill(SIGKILL);
+    live.child().join();
+    CHECK(!process_alive(live.word()));
 }
 
 TEST("a process whose pid was reused is dead") {
-    LiveProcess living;
+    LiveProcess live;
     const std::int64_t tick = std::int64_t{1} << pid_bits;
-    CHECK(process_alive(living.word()));
-    CHECK(!process_alive(living.word() - tick));
-    CHECK(!process_alive(living.word() + tick));
+    CHECK(process_alive(live.word()));
+    CHECK(!process_alive(live.word() - tick));
+    CHECK(!process_alive(live.word() + tick));
 }
 
 TEST("identities that no process can have are dead") {
@@ -119,18 +119,18 @@ TEST("identities that no process can have are dead") {
 }
 
 TEST("a process without a free file descriptor considers no live process dead") {
-    LiveProcess living;
+    LiveProcess live;
     LiveProcess killed;
     killed.child().kill(SIGKILL);
     killed.child().join();
-    const std::int64_t mine = this_process();
+    const std::int64_t me = this_process();
     rlimit usual{};
     getrlimit(RLIMIT_NOFILE, &usual);
     const rlimit none{0, usual.rlim_max};
     setrlimit(RLIMIT_NOFILE, &none);
     CHECK_EQ(open("/dev/null", O_RDONLY), -1);
-    CHECK(process_alive(living.word()));
-    CHECK(process_alive(mine));
+    CHECK(process_alive(live.word()));
+    CHECK(process_alive(me));
     CHECK(!process_alive(killed.word())); // no process has its pid: kill() shows that without a descriptor
 #if !defined(__SANITIZE_ADDRESS__) // it needs a file descriptor to handle an exception
     // With an identity without start time, all other processes would consider this one dead.

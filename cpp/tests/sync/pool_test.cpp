@@ -32,12 +32,12 @@ void cover(std::size_t count, int threads) {
 
 std::set<std::thread::id> threads_that_run(std::size_t count, int threads) {
     std::mutex lock;
-    std::set<std::thread::id> who;
+    std::set<std::thread::id> ids;
     run_in_parts(count, threads, [&](std::size_t, std::size_t) {
         const std::lock_guard held(lock);
-        who.insert(std::this_thread::get_id());
+        ids.insert(std::this_thread::get_id());
     });
-    return who;
+    return ids;
 }
 
 } // namespace
@@ -54,9 +54,9 @@ TEST("a loop of nothing runs no index") {
 
 TEST("the calling thread runs a range and the requested number of other threads run the rest") {
     for (const int threads : {1, 2, 5, 3}) {
-        const auto who = threads_that_run(100, threads);
-        CHECK_EQ(who.size(), static_cast<std::size_t>(threads));
-        CHECK(who.contains(std::this_thread::get_id()));
+        const auto ids = threads_that_run(100, threads);
+        CHECK_EQ(ids.size(), static_cast<std::size_t>(threads));
+        CHECK(ids.contains(std::this_thread::get_id()));
     }
 }
 

@@ -433,10 +433,10 @@ struct Crossing {
     }
 
     void sleeper() {
-        constexpr int enough = check::times(100'000), most = 10 * enough; // more than enough only while an outcome is missing
+        constexpr int enough = check::times(100'000), max_rounds = 10 * enough; // more than enough only while an outcome is missing
         Rng rng(2);
         int saw = 0, woken = 0, lost = 0;
-        for (int round = 1; round <= enough || (round <= most && (saw == 0 || woken == 0)); ++round) {
+        for (int round = 1; round <= enough || (round <= max_rounds && (saw == 0 || woken == 0)); ++round) {
             begin.arrive_and_wait();
             random_delay(rng);
             const std::uint32_t gate = cell.gate.fetch_or(1u) | 1u;

@@ -55,8 +55,8 @@ struct Growing {
     void read(int last) {
         int empty = 0;
         for (int checked = 0; checked < last;) {
-            const auto there = static_cast<int>(see(count));
-            for (; checked < there; ++checked)
+            const auto filled = static_cast<int>(see(count));
+            for (; checked < filled; ++checked)
                 for (const std::int64_t number : row[static_cast<std::size_t>(checked)])
                     empty += number != checked + 1;
         }
