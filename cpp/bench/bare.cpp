@@ -1,9 +1,9 @@
-// Measures the physical limit of the machine, which benchmarks print beside memlane's own figures. Uses no code of memlane.
-// Every mode prints one line of JSON: nanoseconds per operation, as the median over blocks and for each block.
+// Measures the physical limit of the machine, which benchmarks print beside memlane's own figures. Uses no code of
+// memlane. Every mode prints one line of JSON: nanoseconds per operation, as the median over blocks and for each block.
 //
 //   bare pingpong_spin N                           round trip of 64 bytes each way between two processes, both awake
 //   bare pingpong_futex N                          the same, each side sleeping in the kernel until its turn
-//   bare wake N                                    time from the wake-up call to the first instruction of an idle sleeper
+//   bare wake N                                    from the wake-up call to the first instruction of an idle sleeper
 //   bare gather ROWS ROW_BYTES BATCH REPEATS [THREADS]   memcpy of random rows of a packed table, with prefetch
 //   bare memcpy BYTES REPEATS                      one memcpy
 

@@ -5,8 +5,8 @@
 
 namespace memlane {
 
-// The memory of a C-contiguous array, with its format and shape. `held` is false, and no error is set, if the object has no
-// such buffer or may not be written.
+// The memory of a C-contiguous array, with its format and shape. `held` is false, and no error is set, if the object
+// has no such buffer or may not be written.
 struct Buffer {
     Buffer(nanobind::handle array, bool writeable) {
         const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writeable ? PyBUF_WRITABLE : 0);

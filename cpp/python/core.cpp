@@ -35,7 +35,8 @@ PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(mappin
 
 // ------------------------------------------------------------------------------------------------------- Rows
 
-// Rows at fixed addresses. The Python class memlane.core.Rows checks the arrays, keeps them alive and passes their addresses.
+// Rows at fixed addresses. The Python class memlane.core.Rows checks the arrays, keeps them alive and passes their
+// addresses.
 class Rows {
   public:
     using FieldTuple = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes

@@ -1,6 +1,7 @@
-// TensorView: the dtype and shape of a tensor, and a fast check whether a tensor still has them and where its bytes are. The
-// same object can change between two calls: net.double() and `tensor.data = ...` give a torch tensor another storage, t_() and
-// resize_() another shape, and numpy arrays have resize(). So native code checks each tensor before it copies.
+// TensorView: the dtype and shape of a tensor, and a fast check whether a tensor still has them and where its bytes
+// are. The same object can change between two calls: net.double() and `tensor.data = ...` give a torch tensor another
+// storage, t_() and resize_() another shape, and numpy arrays have resize(). So native code checks each tensor before
+// it copies.
 #pragma once
 
 #include <algorithm>
@@ -19,9 +20,9 @@ namespace memlane {
 
 namespace nb = nanobind;
 
-// DLPack's C exchange API, version 1 (DLPackExchangeAPI). Its dltensor_from_py_object_no_sync describes a tensor without
-// creating a Python object: about 100 ns, where data_ptr() alone takes 80, and shape, strides and dtype as much each.
-// https://dmlc.github.io/dlpack/latest/c_api.html
+// DLPack's C exchange API, version 1 (DLPackExchangeAPI). Its dltensor_from_py_object_no_sync describes a tensor
+// without creating a Python object: about 100 ns, where data_ptr() alone takes 80, and shape, strides and dtype as much
+// each. https://dmlc.github.io/dlpack/latest/c_api.html
 struct ExchangeTable {
     std::uint32_t major, minor;
     ExchangeTable *older;
@@ -55,8 +56,8 @@ class TensorView {
         shape_.assign(now.shape.begin(), now.shape.end());
     }
 
-    // Whether a tensor of the same class has this dtype and shape, is contiguous and lies in this process's memory. If so,
-    // `data` is set to its address. False also for tensors that need a slower check in Python.
+    // Whether a tensor of the same class has this dtype and shape, is contiguous and lies in this process's memory. If
+    // so, `data` is set to its address. False also for tensors that need a slower check in Python.
     bool matches(nb::handle tensor, const ExchangeTable *table, std::byte *&data) const {
         Description now;
         if (!valid_ || !describe(tensor, table, now) || now.dtype != dtype_ || (writeable_ && !now.writeable) ||
@@ -118,7 +119,8 @@ class TensorView {
         now.dtype = static_cast<std::uintptr_t>(found.dtype.code) << 24 |
                     static_cast<std::uintptr_t>(found.dtype.bits) << 16 | found.dtype.lanes;
         now.shape = {found.shape, static_cast<std::size_t>(found.ndim)};
-        // Not complex: a lazily conjugated tensor has the bytes of the original, and DLPack does not say so. Python checks it.
+        // Not complex: a lazily conjugated tensor has the bytes of the original, and DLPack does not say so. Python
+        // checks it.
         return found.device.device_type == nb::device::cpu::value && is_contiguous(found) &&
                found.dtype.code != static_cast<std::uint8_t>(nb::dlpack::dtype_code::Complex);
     }

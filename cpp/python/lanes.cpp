@@ -28,8 +28,8 @@ std::int64_t wall_ns() {
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-// A copy of a slot's head. Its numbers become Python objects when they are read: creating all seven takes as long as copying
-// 4 KB.
+// A copy of a slot's head. Its numbers become Python objects when they are read: creating all seven takes as long as
+// copying 4 KB.
 struct Head {
     std::int64_t sequence, policy_version, writer, process, claimed_ns, committed_ns, rows;
     bool operator==(const Head &) const = default;
@@ -110,8 +110,8 @@ class RingHandle {
         ring_.release(slot);
     }
 
-    // Claims a slot, copies the tensors into it and commits it. False, and nothing done, if the tensors do not fit `parts`.
-    // `tensors` is None if `parts` was made of them right before.
+    // Claims a slot, copies the tensors into it and commits it. False, and nothing done, if the tensors do not fit
+    // `parts`. `tensors` is None if `parts` was made of them right before.
     bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
              std::optional<double> timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
@@ -126,8 +126,8 @@ class RingHandle {
         return true;
     }
 
-    // Takes a slot, copies it into the tensors and releases it. Nothing if the tensors do not fit `parts`. `tensors` is None
-    // if `parts` was made of them right before.
+    // Takes a slot, copies it into the tensors and releases it. Nothing if the tensors do not fit `parts`. `tensors` is
+    // None if `parts` was made of them right before.
     std::optional<Head> get(TensorParts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return std::nullopt;
@@ -221,8 +221,8 @@ class WeightsHandle {
         return parts != nullptr && parts->direct() && parts->fits(tensors) ? publish(*parts) : 0;
     }
 
-    // Reads into these tensors unless the latest version is `known`, and returns the version; -1 if they are not the tensors
-    // of `parts` or need staging copies.
+    // Reads into these tensors unless the latest version is `known`, and returns the version; -1 if they are not the
+    // tensors of `parts` or need staging copies.
     std::int64_t read_new(const TensorParts *parts, nb::handle tensors, std::int64_t known) {
         if (parts == nullptr || !parts->direct() || !parts->same(tensors))
             return -1;

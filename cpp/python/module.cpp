@@ -1,8 +1,9 @@
-// The Python module of the native core: small handle objects that keep their pointers. Only cpp/python uses Python's API.
+// The Python module of the native core: small handle objects that keep their pointers. Only cpp/python uses Python's
+// API.
 //
-// Every handle keeps its Mapping alive, so no call can touch unmapped memory, and raises SegmentClosed once the mapping is
-// closed. The GIL is released around every wait and every large copy, but only after a check that the wait is not over
-// already: such a wait costs 0.1 us instead of 0.3.
+// Every handle keeps its Mapping alive, so no call can touch unmapped memory, and raises SegmentClosed once the mapping
+// is closed. The GIL is released around every wait and every large copy, but only after a check that the wait is not
+// over already: such a wait costs 0.1 us instead of 0.3.
 
 #include "python/module.hpp"
 

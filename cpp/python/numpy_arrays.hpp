@@ -1,5 +1,5 @@
-// Direct access to numpy arrays and scalars, without the buffer protocol, which describes the array again at every access
-// (150 ns; this takes 5). Only plain arrays: of exactly the class numpy.ndarray and C-contiguous.
+// Direct access to numpy arrays and scalars, without the buffer protocol, which describes the array again at every
+// access (150 ns; this takes 5). Only plain arrays: of exactly the class numpy.ndarray and C-contiguous.
 #pragma once
 
 #include <cstdint>

@@ -50,8 +50,8 @@ struct Column {
 PyObject *dtype_of(const char *name) { return nb::module_::import_("numpy").attr("dtype")(name).release().ptr(); }
 
 // The arrays of one `add` as Fields: in place, or converted if they are Python numbers or float64 for a float32 field.
-// `accepted` is false if the dict needs the slower check in Python. Memory for up to a dozen fields is on the stack: this class
-// takes most of the time of adding one row.
+// `accepted` is false if the dict needs the slower check in Python. Memory for up to a dozen fields is on the stack:
+// this class takes most of the time of adding one row.
 class InputRows {
   public:
     // `expected`: the number of rows, or -1 for any. `all`: whether every column must be present.
@@ -103,7 +103,8 @@ class InputRows {
     // Converts to float. False if a finite number would become infinite: the slower check in Python reports which one.
     static bool narrow(std::span<const double> from, float *to) {
         std::ranges::transform(from, to, [](double number) { return static_cast<float>(number); });
-        // As integers, in which inf and nan are the largest: the compiler vectorises this, and it takes a fifth of the time.
+        // As integers, in which inf and nan are the largest: the compiler vectorises this, and it takes a fifth of the
+        // time.
         std::int32_t largest = 0;
         for (std::size_t i = 0; i < from.size(); ++i)
             largest = std::max(largest, std::bit_cast<std::int32_t>(to[i]) & 0x7fffffff);
@@ -183,8 +184,8 @@ class ReplayHandle {
     Replay &replay() { return replay_; }
     const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
 
-    // The fast path for rows without streams. Returns the transitions added; -1, and nothing done, if the caller must use
-    // `add_rows` or the limiter would make it wait.
+    // The fast path for rows without streams. Returns the transitions added; -1, and nothing done, if the caller must
+    // use `add_rows` or the limiter would make it wait.
     std::int64_t add_plain(nb::handle rows) {
         require_open_and_writeable();
         InputRows input(columns_, rows, -1, true);
@@ -474,7 +475,8 @@ class SamplerHandle {
     // The number of batches that were started and not taken.
     std::size_t started() const { return prefetcher_.requested(); }
 
-    // Waits for the batch that was started first and removes it. False at the timeout, or if another thread called `stop`.
+    // Waits for the batch that was started first and removes it. False at the timeout, or if another thread called
+    // `stop`.
     bool take(std::optional<double> timeout) {
         const bool ends = timeout && *timeout < 1e9;
         const std::int64_t deadline_ns = ends ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;

@@ -1,5 +1,5 @@
-// TensorParts: the addresses of some tensors and their offsets in a block of shared memory. Kept from call to call, because
-// checking a tensor in Python takes longer than copying a few kilobytes.
+// TensorParts: the addresses of some tensors and their offsets in a block of shared memory. Kept from call to call,
+// because checking a tensor in Python takes longer than copying a few kilobytes.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 
 namespace memlane {
 
-// The Python class memlane.lanes.tensors.TensorParts checks the tensors and finds their addresses the first time. After that,
-// `same` and `fits` check only what can have changed. A tensor that cannot be copied directly (on another device, or not
-// contiguous) has a staging copy, which the caller updates before a publication or copies from after a read.
+// The Python class memlane.lanes.tensors.TensorParts checks the tensors and finds their addresses the first time. After
+// that, `same` and `fits` check only what can have changed. A tensor that cannot be copied directly (on another device,
+// or not contiguous) has a staging copy, which the caller updates before a publication or copies from after a read.
 class TensorParts {
   public:
     // Name, tensor, offset in the block, source (the tensor or its staging copy), address of the source, bytes.
@@ -43,8 +43,8 @@ class TensorParts {
         return all_of(tensors, [&](std::size_t i, nb::handle tensor) { return is_same(i, tensor); });
     }
 
-    // Whether these tensors have the same names, dtypes and shapes and are contiguous; if so, they replace the ones before.
-    // A needless false costs the caller only the slower check in Python.
+    // Whether these tensors have the same names, dtypes and shapes and are contiguous; if so, they replace the ones
+    // before. A needless false costs the caller only the slower check in Python.
     bool fits(nb::handle tensors) {
         return all_of(tensors, [&](std::size_t i, nb::handle tensor) {
             Entry &entry = entries_[i];
@@ -89,7 +89,8 @@ class TensorParts {
                                  : entry.view.matches(tensor, entry.table, data) && data == parts[i].data;
     }
 
-    // Whether `tensors` is a dict with the same names in the same order, and `holds(i, tensor)` is true for each tensor.
+    // Whether `tensors` is a dict with the same names in the same order, and `holds(i, tensor)` is true for each
+    // tensor.
     template <class Holds> bool all_of(nb::handle tensors, Holds holds) const {
         if (!PyDict_Check(tensors.ptr()) || static_cast<std::size_t>(PyDict_Size(tensors.ptr())) != entries_.size())
             return false;

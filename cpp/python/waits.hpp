@@ -1,5 +1,5 @@
-// The loop around every wait that Python calls: slices without the GIL, and between them Ctrl-C, closed segments and failed
-// peers.
+// The loop around every wait that Python calls: slices without the GIL, and between them Ctrl-C, closed segments and
+// failed peers.
 #pragma once
 
 #include <cmath>
@@ -25,10 +25,10 @@ namespace memlane {
 
 inline bool is_empty_tuple(nb::handle object) { return PyTuple_CheckExact(object.ptr()) && PyTuple_GET_SIZE(object.ptr()) == 0; }
 
-// Waits until `wait_slice` returns `reached`, and returns its value. Raises WaitTimeout after `timeout` seconds, and the error
-// of a peer soon after its death. `wait_slice(deadline_ns, pidfds, spin)` waits for one slice at most and is called without the
-// GIL; between two slices Ctrl-C, the mapping and the peers are checked. `describe()` says what is waited for, for the error
-// text.
+// Waits until `wait_slice` returns `reached`, and returns its value. Raises WaitTimeout after `timeout` seconds, and
+// the error of a peer soon after its death. `wait_slice(deadline_ns, pidfds, spin)` waits for one slice at most and is
+// called without the GIL; between two slices Ctrl-C, the mapping and the peers are checked. `describe()` says what is
+// waited for, for the error text.
 template <class WaitSlice, class Describe>
 std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, std::optional<double> timeout,
                             nb::handle peers, Spin &learned, WaitSlice wait_slice, Describe describe) {
@@ -74,7 +74,8 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
             require_open(mapping, label);
-            // A peer can have failed without being dead yet: a collector that has reported an error and is still exiting.
+            // A peer can have failed without being dead yet: a collector that has reported an error and is still
+            // exiting.
             for (const nb::object &peer : watched)
                 if (nb::cast<bool>(nb::getattr(peer, "failed", nb::bool_(false))))
                     raise_peer_error(peer, "waited for " + describe());

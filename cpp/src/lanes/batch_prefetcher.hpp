@@ -1,8 +1,8 @@
 // A batch prefetcher: draws batches in a background thread, in the order in which they were requested.
 //
-// Who may call: the thread that owns the sampler; from `request` until the batch is finished no other thread may use the
-// sampler. The background thread does not need the GIL, so it draws while Python computes. It is started by the first
-// request, and again by the first request in a forked child, where the parent's thread does not exist.
+// Who may call: the thread that owns the sampler; from `request` until the batch is finished no other thread may use
+// the sampler. The background thread does not need the GIL, so it draws while Python computes. It is started by the
+// first request, and again by the first request in a forked child, where the parent's thread does not exist.
 #pragma once
 
 #include <condition_variable>
@@ -32,8 +32,8 @@ class BatchPrefetcher {
     BatchPrefetcher(const BatchPrefetcher &) = delete;
     BatchPrefetcher &operator=(const BatchPrefetcher &) = delete;
 
-    // Requests one more batch into `out`, which must stay valid until the batch is taken or `stop` has returned. If the limiter
-    // does not admit the batch, the thread waits.
+    // Requests one more batch into `out`, which must stay valid until the batch is taken or `stop` has returned. If the
+    // limiter does not admit the batch, the thread waits.
     void request(std::int64_t count, std::byte *out, double beta, int threads);
     // The status of the oldest batch; `pending` if there is none.
     BatchStatus oldest() const;
@@ -50,8 +50,8 @@ class BatchPrefetcher {
     static void wait(Shared &shared, std::int64_t deadline_ns);
     // Gives up the thread and all requests; the caller must pass the result to `stop`.
     std::shared_ptr<Shared> detach();
-    // Ends the thread and joins it; batches that are not drawn yet stay undrawn. Takes at most one slice, if the thread waits
-    // for the limiter, or the rest of the batch that it is drawing.
+    // Ends the thread and joins it; batches that are not drawn yet stay undrawn. Takes at most one slice, if the thread
+    // waits for the limiter, or the rest of the batch that it is drawing.
     static void stop(Shared *shared);
 
   private:
@@ -72,7 +72,8 @@ class BatchPrefetcher {
     std::shared_ptr<Shared> shared_;
 };
 
-// The state that the thread and its owner share. A forked child makes a new one: the parent's locks may be held for ever.
+// The state that the thread and its owner share. A forked child makes a new one: the parent's locks may be held for
+// ever.
 struct BatchPrefetcher::Shared {
     std::mutex mutex;
     std::condition_variable changed;

@@ -32,7 +32,7 @@ std::int64_t Replay::size() const {
     return std::clamp<std::int64_t>(see(control_->added.value) - evicted, 0, shape_.capacity);
 }
 
-// -------------------------------------------------------------------------------------------------------------- writers
+// ----------------------------------------------------------------------------------------------------------- writers
 
 // The slots that one call of `add` claims, and counts of what they held before.
 struct Replay::Claims {
@@ -66,8 +66,8 @@ struct Replay::Claims {
                 continue;
             }
             const bool held = row_state(word) == RowState::writing;
-            // PAIR claim/unchanged: stores into the row come after this exchange; a sampler that copied some of them finds
-            // `writing`, or a later state, when it loads the state again.
+            // PAIR claim/unchanged: stores into the row come after this exchange; a sampler that copied some of them
+            // finds `writing`, or a later state, when it loads the state again.
             if ((held && process_alive(row_detail(word))) || !publish_if(state, word, claim_word)) {
                 ++avoided;
                 continue;
@@ -144,8 +144,8 @@ std::int64_t Replay::add(const AddRequest &request) {
         std::int64_t *newest = linked ? &request.newest[request.streams[static_cast<std::size_t>(i)]] : nullptr;
         const bool ended = linked && (flag(shape_.transition.terminated, i) || flag(shape_.transition.truncated, i));
 
-        // The row's `next`: no successor yet (-sequence), its tail (which is published before the row itself), or none ever
-        // (sequence).
+        // The row's `next`: no successor yet (-sequence), its tail (which is published before the row itself), or none
+        // ever (sequence).
         std::int64_t next = linked && !ended ? -sequence : sequence;
         if (has_final(i)) {
             const std::int64_t tail = claims.claim();
@@ -171,7 +171,8 @@ std::int64_t Replay::add(const AddRequest &request) {
             row.previous.store(previous, std::memory_order_relaxed);
             row.version.store(request.version, std::memory_order_relaxed);
             row.next.store(next, std::memory_order_relaxed);
-            // The stream is cut until the row is linked: a writer that resumes it after a death in between starts an episode.
+            // The stream is cut until the row is linked: a writer that resumes it after a death in between starts an
+            // episode.
             std::atomic_ref<std::int64_t>(*newest).store(0, std::memory_order_relaxed);
         }
         // PAIR publish/see, partner: Sampler. The whole row is stored before its state.
@@ -179,8 +180,8 @@ std::int64_t Replay::add(const AddRequest &request) {
         ++added;
         if (next > 0)
             claims.make_drawable(sequence);
-        // PAIR publish/see, partner: Sampler. The link is stored after the row that it leads to. It is stored only if the
-        // slot still holds the previous row (whose `next` is -previous).
+        // PAIR publish/see, partner: Sampler. The link is stored after the row that it leads to. It is stored only if
+        // the slot still holds the previous row (whose `next` is -previous).
         if (previous > 0 && publish_if(head(slot_of(previous)).next, -previous, sequence))
             claims.make_drawable(previous);
         if (linked)
@@ -190,7 +191,7 @@ std::int64_t Replay::add(const AddRequest &request) {
     return added;
 }
 
-// ----------------------------------------------------------------------------------------------------------- priorities
+// -------------------------------------------------------------------------------------------------------- priorities
 
 std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std::span<const float> priorities) {
     std::vector<std::int64_t> changed_leaves;
@@ -211,11 +212,12 @@ std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std
     return static_cast<std::int64_t>(changed_leaves.size());
 }
 
-// -------------------------------------------------------------------------------------------------------------- limiter
+// ----------------------------------------------------------------------------------------------------------- limiter
 
-// `due` is the number of samples that are due: admitted transitions times ratio, minus admitted samples. The limiter keeps it
-// within error_buffer of min_size * ratio, its value when sampling may start. PAIR none: each count is one word that
-// (refunds apart) only grows, and an outdated value of the other count can only make a caller wait that the next signal wakes.
+// `due` is the number of samples that are due: admitted transitions times ratio, minus admitted samples. The limiter
+// keeps it within error_buffer of min_size * ratio, its value when sampling may start. PAIR none: each count is one
+// word that (refunds apart) only grows, and an outdated value of the other count can only make a caller wait that the
+// next signal wakes.
 bool Replay::admit_inserts(std::int64_t count) {
     const Limit &limit = shape_.limit;
     if (!(limit.ratio > 0))
@@ -224,7 +226,8 @@ bool Replay::admit_inserts(std::int64_t count) {
     for (std::int64_t known = see(inserts);;) {
         const auto after = static_cast<double>(known + count);
         const double due = after * limit.ratio - static_cast<double>(see(control_->admitted.samples));
-        // Before min_size transitions are stored no writer waits: all samplers wait then, and nothing could end its wait.
+        // Before min_size transitions are stored no writer waits: all samplers wait then, and nothing could end its
+        // wait.
         if (see(control_->added.value) >= limit.min_size &&
             due > static_cast<double>(limit.min_size) * limit.ratio + limit.error_buffer)
             return false;
@@ -286,7 +289,7 @@ double Replay::required_error_buffer(std::int64_t insert, std::int64_t sample) c
     return (static_cast<double>(insert) * shape_.limit.ratio + static_cast<double>(sample)) / 2;
 }
 
-// --------------------------------------------------------------------------------------------------------------- saving
+// ------------------------------------------------------------------------------------------------------------ saving
 
 std::int64_t Replay::save_into(Replay &copy) {
     std::int64_t changed = 0;

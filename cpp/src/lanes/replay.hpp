@@ -1,8 +1,8 @@
 // A replay buffer: rows that writers add into a circular table of slots and that samplers draw at random.
 //
-// Who may call: any number of writers and samplers in any number of processes, at the same time. Every row that is added gets
-// a sequence number, 1, 2, 3, ...; row s lies in slot s % capacity, so the newest rows overwrite the oldest. The `state` word
-// of a slot alone says what it holds:
+// Who may call: any number of writers and samplers in any number of processes, at the same time. Every row that is
+// added gets a sequence number, 1, 2, 3, ...; row s lies in slot s % capacity, so the newest rows overwrite the oldest.
+// The `state` word of a slot alone says what it holds:
 //
 //   empty         never used
 //   writing(p)    claimed by process p, which may store into it
@@ -12,29 +12,31 @@
 //   empty, complete, tail -> writing   a writer claims it           writing(p) -> writing(q)   p is dead
 //   writing -> complete, tail          the writer has finished
 //
-// A writer that finds a slot claimed by another live writer (one that was stopped for a whole round, for example) skips it and
-// takes another sequence number; no writer waits. A sampler copies a row and loads the state again: if it changed, the copy is
-// discarded and another row is drawn.
+// A writer that finds a slot claimed by another live writer (one that was stopped for a whole round, for example) skips
+// it and takes another sequence number; no writer waits. A sampler copies a row and loads the state again: if it
+// changed, the copy is discarded and another row is drawn.
 //
-// Streams: the rows of one environment are linked by sequence numbers, `previous` and `next`. At sample time, n-step returns,
-// stacked frames, sequences and the next observation follow these links, so every observation is stored once. `next` of row s:
-//   -s    no successor yet: the newest row of its stream, or the stream was cut. Not drawn: there is no next observation
+// Streams: the rows of one environment are linked by sequence numbers, `previous` and `next`. At sample time, n-step
+// returns, stacked frames, sequences and the next observation follow these links, so every observation is stored once.
+// `next` of row s:
+//   -s    no successor yet: the newest row of its stream, or the stream was cut. Not drawn: it has no next observation
 //   t     row t follows; or, at the end of an episode, t is its tail
 //   s     the episode ended here and no final observation was given
-// `next` starts as -s, so a link that is stored late finds another number in a slot that was reused, and changes nothing.
+// `next` starts as -s, so a link that is stored late finds another number in a slot that was reused, and changes
+// nothing.
 //
 // If a writer dies after it has ..., the others see:
 //   reserved sequence numbers   nothing: the numbers stay unused
 //   claimed a slot              `writing`, which a writer of the next round takes over and counts as abandoned
-//   published a row             the row. Not drawn if the writer died before it linked the row; not counted if it died before
-//                               it increased `added`
+//   published a row             the row. Not drawn if the writer died before it linked the row; not counted if it died
+//                               before it increased `added`
 //   changed a priority          see sum_tree.hpp
 //
 // Control block, 64 bytes per field:
 //   offset  size  field     written by  when
 //   0       64    reserved  writers     before rows are written: the last sequence number
-//   64      64    added     writers     after rows are written: transitions (a signal: samplers that the limiter holds wait)
-//   128     64    sampled   samplers    after a batch (a signal: writers that the limiter holds wait)
+//   64      64    added     writers     after rows are written: transitions (a signal: samplers wait for it)
+//   128     64    sampled   samplers    after a batch: rows (a signal: writers wait for it)
 //   192     64    admitted  both        the limiter's counts: transitions and samples that were admitted
 //   256     64    lost      writers     evicted and abandoned rows, claimed slots that were skipped; stale priorities
 //   320     64    drawn     samplers    rows drawn again because they changed or could not be used
@@ -168,7 +170,8 @@ class Replay {
     std::uint32_t generation_of(std::int64_t sequence) const {
         return static_cast<std::uint32_t>(sequence / shape_.capacity);
     }
-    // The number of stored transitions. A writer that was killed between its rows and their count makes it differ slightly.
+    // The number of stored transitions. A writer that was killed between its rows and their count makes it differ
+    // slightly.
     std::int64_t size() const;
 
     // Returns how many transitions were added: fewer than requested only if live writers hold every slot.
@@ -176,8 +179,8 @@ class Replay {
 
     bool prioritised() const { return tree_.has_value(); }
     SumTree &tree() { return *tree_; }
-    // Sets the priorities of rows by sequence number. Rows that were overwritten since are skipped and counted as stale.
-    // Returns how many were set.
+    // Sets the priorities of rows by sequence number. Rows that were overwritten since are skipped and counted as
+    // stale. Returns how many were set.
     std::int64_t set_priorities(std::span<const std::int64_t> sequences, std::span<const float> priorities);
 
     // Whether the limiter admits `count` transitions or samples now; if so, they are counted as admitted.
@@ -192,11 +195,12 @@ class Replay {
     void count_held(Side side);
     // Takes back samples that were admitted and not drawn.
     void refund_samples(std::int64_t count);
-    // The smallest error_buffer with which an add of `insert` rows and a sample of `sample` rows (or the largest of each so
-    // far) cannot both wait for each other.
+    // The smallest error_buffer with which an add of `insert` rows and a sample of `sample` rows (or the largest of
+    // each so far) cannot both wait for each other.
     double required_error_buffer(std::int64_t insert, std::int64_t sample) const;
 
-    // Brings `copy` up to date. It must have the same shape, and no other process may use it. Returns how many rows changed.
+    // Brings `copy` up to date. It must have the same shape, and no other process may use it. Returns how many rows
+    // changed.
     std::int64_t save_into(Replay &copy);
     // Whether writers and samplers could have left these counters.
     bool counters_plausible() const;

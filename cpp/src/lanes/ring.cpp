@@ -20,11 +20,11 @@ Ring::Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t
 
 Ring::Oldest Ring::oldest_ready() const {
     Oldest oldest;
-    // A writer may commit two slots during the search, the first of them at a position that the search has already passed.
-    // A process that sees the second commit also sees the first one from then on (PAIR publish/see), so the search goes once
-    // round the ring *after* it found the slot that it returns: this keeps each writer's order. Searching only the positions
-    // before the found slot again would not be enough: a slot found there is itself new, and older slots of its writer can
-    // lie behind it.
+    // A writer may commit two slots during the search, the first of them at a position that the search has already
+    // passed. A process that sees the second commit also sees the first one from then on (PAIR publish/see), so the
+    // search goes once round the ring *after* it found the slot that it returns: this keeps each writer's order.
+    // Searching only the positions before the found slot again would not be enough: a slot found there is itself new,
+    // and older slots of its writer can lie behind it.
     std::int64_t since = 0;
     for (std::int64_t probe = 0; probe < count_ || (oldest.slot >= 0 && since < count_); ++probe, ++since) {
         const std::int64_t slot = probe % count_;
@@ -60,8 +60,9 @@ std::int64_t Ring::try_claim(std::int64_t process) {
     std::int64_t free = claim_free(process);
     if (free >= 0 || overflow_ == Overflow::block)
         return free;
-    // Before an unread slot is dropped, slots of dead processes are reclaimed. Writers in this mode never wait, so no other
-    // call would do that, and every death would make the ring smaller for good. It costs microseconds: once per slice.
+    // Before an unread slot is dropped, slots of dead processes are reclaimed. Writers in this mode never wait, so no
+    // other call would do that, and every death would make the ring smaller for good. It costs microseconds: once per
+    // slice.
     if (const std::int64_t now = now_ns(); now >= control_->lost.next_reap_ns.load(std::memory_order_relaxed)) {
         control_->lost.next_reap_ns.store(now + slice_ns, std::memory_order_relaxed);
         if (reap() > 0 && (free = claim_free(process)) >= 0)
@@ -83,8 +84,9 @@ void Ring::commit(std::int64_t slot) {
     const std::int64_t claim_word = slot_head.state.load(std::memory_order_relaxed);
     const std::int64_t sequence = control_->sequence.last.fetch_add(1, std::memory_order_relaxed) + 1;
     slot_head.sequence.store(sequence, std::memory_order_relaxed);
-    // PAIR publish/see: head and payload are stored before `ready`. If the writer dies before this line, its sequence number
-    // stays unused and its slot is reclaimed; after this line, a reader finds the slot, by the wake-up or at its next check.
+    // PAIR publish/see: head and payload are stored before `ready`. If the writer dies before this line, its sequence
+    // number stays unused and its slot is reclaimed; after this line, a reader finds the slot, by the wake-up or at its
+    // next check.
     publish(slot_head.state, slot_word(SlotState::ready, sequence));
     signal_add(control_->written, 1);
     if (overflow_ == Overflow::block)
@@ -94,9 +96,9 @@ void Ring::commit(std::int64_t slot) {
 }
 
 void Ring::trim(std::int64_t claim_word) {
-    // PAIR commit/trim: each of two writers stores its `ready`, then counts all ready slots. With a fence between the two on
-    // both sides, at least one counts both. This prevents the counting from moving before the store (which even x86 does):
-    // neither would see the other's slot, and one too many would stay unread.
+    // PAIR commit/trim: each of two writers stores its `ready`, then counts all ready slots. With a fence between the
+    // two on both sides, at least one counts both. This prevents the counting from moving before the store (which even
+    // x86 does): neither would see the other's slot, and one too many would stay unread.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     // At most one round: slots that others commit meanwhile are trimmed by those writers.
     for (std::int64_t i = 0; i < count_; ++i) {
@@ -104,8 +106,8 @@ void Ring::trim(std::int64_t claim_word) {
         if (oldest.ready <= unread_limit_)
             return;
         Word &state = head(oldest.slot).state;
-        // Through `writing`, not directly to `free`: if this process dies before it has counted the drop, the process that
-        // reclaims the slot counts it as abandoned.
+        // Through `writing`, not directly to `free`: if this process dies before it has counted the drop, the process
+        // that reclaims the slot counts it as abandoned.
         if (publish_if(state, oldest.word, claim_word)) {
             increment(control_->lost.dropped);
             publish(state, slot_word(SlotState::free));
@@ -131,7 +133,8 @@ std::int64_t Ring::try_take(std::int64_t process) {
 
 void Ring::release(std::int64_t slot) {
     increment(control_->taken.read);
-    // PAIR publish/see: this reader's loads are ordered before the word; the writer that claims the slot stores after it.
+    // PAIR publish/see: this reader's loads are ordered before the word; the writer that claims the slot stores after
+    // it.
     publish(head(slot).state, slot_word(SlotState::free));
     signal_add(control_->freed, 1);
 }
@@ -153,7 +156,8 @@ WaitResult wait_for_slot(SignalCell &signal, std::int64_t deadline_ns, std::span
     slot = attempt(); // also after a peer's death and after the deadline: a slot may have come just before
     if (slot >= 0)
         return {WaitEnd::reached, slot};
-    // Another process got the slot. That can happen any number of times, so the deadline is checked and the caller may act.
+    // Another process got the slot. That can happen any number of times, so the deadline is checked and the caller may
+    // act.
     if (result.end == WaitEnd::reached)
         result.end = now_ns() < deadline_ns ? WaitEnd::paused : WaitEnd::timed_out;
     return {result.end, -1, result.peer};
@@ -167,8 +171,8 @@ WaitResult Ring::wait_claim(std::int64_t process, std::int64_t deadline_ns, std:
 }
 
 WaitResult Ring::wait_take(std::int64_t process, std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
-    // Only slots of dead readers can be read. Checking whether a process is alive costs microseconds, and there may be many
-    // writers.
+    // Only slots of dead readers can be read. Checking whether a process is alive costs microseconds, and there may be
+    // many writers.
     return wait_for_slot(
         control_->written, deadline_ns, pidfds, spin, [&] { return try_take(process); },
         [&] { return reap(SlotState::reading); });
@@ -185,8 +189,8 @@ std::int64_t Ring::reap(SlotState held) {
         const std::int64_t word = see(slot_head.state);
         if (slot_state(word) != held || process_alive(slot_detail(word)))
             continue;
-        // The holder is dead, so only another process that reaps can have changed the word. If it did, and the slot was used
-        // again since, the sequence number loaded here is wrong, but then the exchange fails.
+        // The holder is dead, so only another process that reaps can have changed the word. If it did, and the slot was
+        // used again since, the sequence number loaded here is wrong, but then the exchange fails.
         const bool writing = held == SlotState::writing;
         const std::int64_t sequence = slot_head.sequence.load(std::memory_order_relaxed);
         if (!publish_if(slot_head.state, word,

@@ -1,38 +1,40 @@
 // A ring: slots that writers fill and readers take, each exactly once, oldest first.
 //
-// Who may call: any number of writers and readers in any number of processes. At any time a slot is held by one writer, by
-// one reader, or by no process; its `state` word alone says which:
+// Who may call: any number of writers and readers in any number of processes. At any time a slot is held by one writer,
+// by one reader, or by no process; its `state` word alone says which:
 //
 //   free           held by no process; the content is meaningless
 //   writing(p)     claimed by process p, which may store into it
 //   ready(n)       complete, the n-th commit; held by no process, the content is fixed
 //   reading(p)     taken by process p, which may load from it; the content is fixed
 //
-//   free -> writing      a writer claims it                        ready -> reading   a reader takes it
-//   writing -> ready     the writer commits it                     reading -> free    the reader releases it
-//   writing -> free      the writer abandons it, or is dead        reading -> ready   the reader is dead: another one reads it
-//   ready -> writing     overflow drop_oldest: no slot was free    ready -> free      overflow drop_oldest: too many unread
+//   free -> writing    a writer claims it                      ready -> reading   a reader takes it
+//   writing -> ready   the writer commits it                   reading -> free    the reader releases it
+//   writing -> free    the writer abandons it, or is dead      reading -> ready   the reader is dead
+//   ready -> writing   overflow drop_oldest: no slot was free  ready -> free      overflow drop_oldest: too many unread
 //
-// So no process can overwrite a slot that is being read or written, and there are no head and tail indices that could meet.
-// A process that dies at any line leaves at most one word that names it; the next process that needs a slot reclaims that
-// slot (`reap`). Scanning the state words costs nanoseconds at the usual 4 to 64 slots.
+// So no process can overwrite a slot that is being read or written, and there are no head and tail indices that could
+// meet. A process that dies at any line leaves at most one word that names it; the next process that needs a slot
+// reclaims that slot (`reap`). Scanning the state words costs nanoseconds at the usual 4 to 64 slots.
 //
 // Order: the slots of one writer are taken, and dropped, in the order of their commits. So are those of several writers
 // whose commits did not overlap in time. A slot reclaimed from a dead reader keeps its place in the order.
 //
-// Counters: while no call is running, written == read + dropped + ready + reading. Each killed process can make this wrong by
-// one, because no two words change at once; the process that reclaims its slot then counts the loss as abandoned.
+// Counters: while no call is running, written == read + dropped + ready + reading. Each killed process can make this
+// wrong by one, because no two words change at once; the process that reclaims its slot then counts the loss as
+// abandoned.
 //
 // If a process dies in a call, the others see:
-//   claim    before the exchange: nothing. After it: `writing`; the slot is reclaimed and counted as abandoned, together with
-//            its unread content if the claim dropped one
-//   commit   before `ready`: as after the claim, and a sequence number stays unused. Between `ready` and `written`: a ready
-//            slot, which waiters find when their slice ends; `written` lacks one. Before the trim: one unread slot too many,
-//            until the next commit
+//   claim    before the exchange: nothing. After it: `writing`; the slot is reclaimed and counted as abandoned,
+//            together with its unread content if the claim dropped one
+//   commit   before `ready`: as after the claim, and a sequence number stays unused. Between `ready` and `written`: a
+//            ready slot, which waiters find when their slice ends; `written` lacks one. Before the trim: one unread
+//            slot too many, until the next commit
 //   trim     as claim
-//   take     before the exchange: nothing. After it: `reading`; the slot is reclaimed for another reader, counted as returned
-//   release  before `free`: as after the take, and the slot is counted as read twice. Between `free` and `freed`: a free slot,
-//            which waiters find when their slice ends
+//   take     before the exchange: nothing. After it: `reading`; the slot is reclaimed for another reader and counted as
+//            returned
+//   release  before `free`: as after the take, and the slot is counted as read twice. Between `free` and `freed`: a
+//            free slot, which waiters find when their slice ends
 //   reap     a slot that was reclaimed and not counted
 //
 // Control block, 64 bytes per field:

@@ -13,8 +13,8 @@ namespace {
 // 128 rows of a few hundred bytes stay in the first- or second-level cache while the other fields are copied.
 constexpr std::size_t rows_per_block = 128;
 
-// For the widths of scalar and small vector fields, `bytes` is a compile-time constant: the copy is then a few instructions
-// instead of a call.
+// For the widths of scalar and small vector fields, `bytes` is a compile-time constant: the copy is then a few
+// instructions instead of a call.
 template <std::size_t bytes> struct FixedWidth {
     static void copy(std::byte *to, const std::byte *from, std::size_t) { copy_bytes(to, from, bytes); }
 };

@@ -22,8 +22,8 @@ std::int64_t first_out_of_range(std::span<const std::int64_t> indices, std::int6
 // to[k][i] = from[k][indices[i]]. Indices must be in range.
 void gather(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to, int threads);
 
-// to[k][indices[i]] = from[k][i]. Indices must be in range. If an index occurs twice, the later row wins with one thread;
-// with several threads either may win, separately for each field.
+// to[k][indices[i]] = from[k][i]. Indices must be in range. If an index occurs twice, the later row wins with one
+// thread; with several threads either may win, separately for each field.
 void scatter(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to, int threads);
 
 } // namespace memlane

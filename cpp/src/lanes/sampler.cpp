@@ -13,12 +13,13 @@ namespace memlane {
 
 namespace {
 
-// Linked rows are prefetched one link at a time: a row must be in the cache before its link to the next row can be read. So
-// each link of a row is prefetched `rows_between` rows after the one before, for at most `max_stages` links. Three steps took
-// 1.6 ms for 4096 rows when only the first row was prefetched.
+// Linked rows are prefetched one link at a time: a row must be in the cache before its link to the next row can be
+// read. So each link of a row is prefetched `rows_between` rows after the one before, for at most `max_stages` links.
+// Three steps took 1.6 ms for 4096 rows when only the first row was prefetched.
 constexpr std::size_t rows_between = 8;
 constexpr std::size_t max_stages = 8;
-// Draws before all rows are scanned. If nine of ten rows cannot be drawn, a thousand draws all fail once in 10^45 times.
+// Draws before all rows are scanned. If nine of ten rows cannot be drawn, a thousand draws all fail once in 10^45
+// times.
 constexpr int max_draws = 1000;
 
 template <class T> T load(const std::byte *from) {
@@ -41,7 +42,7 @@ Sampler::Sampler(Replay &replay, SampleSpec spec, Rng &rng)
               })),
       plain_(!linked_ && spec_.copies.size() == 1 && spec_.length == 1 && spec_.version < 0) {}
 
-// ------------------------------------------------------------------------------------------------------------ one batch row
+// ----------------------------------------------------------------------------------------------------- one batch row
 
 // The row with this sequence number. Keeps the addresses, so that the division for the slot is done once.
 Sampler::Row Sampler::row(std::int64_t sequence) const {
@@ -92,8 +93,8 @@ bool Sampler::copy_field(const FieldCopy &copy, Row row, std::byte *to, Chain &c
     }
 }
 
-// Follows up to n steps from `first`, writes reward, discount and the like, and sets `next_row` to the row after the last
-// step. False if not even one step is stored.
+// Follows up to n steps from `first`, writes reward, discount and the like, and sets `next_row` to the row after the
+// last step. False if not even one step is stored.
 bool Sampler::walk_steps(const Row &first, Row &next_row, std::byte *out, Chain &chain) const {
     const Transition &transition = replay_.shape().transition;
     const std::size_t reward_at = replay_.shape().fields[transition.reward].offset;
@@ -232,10 +233,10 @@ void Sampler::copy_plain(std::size_t begin, std::size_t end, std::byte *out) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- drawing
+// ----------------------------------------------------------------------------------------------------------- drawing
 
-// Draws a slot, and accepts any row that is in it when it is copied: the row stays drawable while a newer row for the same
-// slot has only been reserved.
+// Draws a slot, and accepts any row that is in it when it is copied: the row stays drawable while a newer row for the
+// same slot has only been reserved.
 inline void Sampler::draw_uniformly(std::size_t i, std::int64_t last) {
     const std::int64_t first = last < replay_.capacity() ? 1 : 0; // row 1 is in slot 1; slot 0 is filled last in a round
     const std::int64_t used = std::clamp<std::int64_t>(last, 1, replay_.capacity());
@@ -339,7 +340,8 @@ bool Sampler::sample(std::int64_t count, std::byte *out, double beta, int thread
     return true;
 }
 
-// Draws the first usable row after a random slot: for a replay with so few usable rows that random draws do not find them.
+// Draws the first usable row after a random slot: for a replay with so few usable rows that random draws do not find
+// them.
 bool Sampler::draw_by_scan(std::size_t i, std::byte *out, Chain &chain) {
     const bool weighted = replay_.prioritised();
     if (weighted) // nodes above the remaining rows may be out of date for good, if a writer died

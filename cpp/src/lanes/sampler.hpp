@@ -1,8 +1,8 @@
 // A sampler: draws rows of a replay at random and copies the specified fields of each into one row of a batch.
 //
-// Who may call: one thread at a time per sampler; any number of samplers and writers at the same time. Another row is drawn
-// instead of a row that was overwritten while it was copied, whose next observation is not stored yet, or whose stacked frames
-// are partly overwritten. So every row of a batch is consistent and of one episode.
+// Who may call: one thread at a time per sampler; any number of samplers and writers at the same time. Another row is
+// drawn instead of a row that was overwritten while it was copied, whose next observation is not stored yet, or whose
+// stacked frames are partly overwritten. So every row of a batch is consistent and of one episode.
 //
 // Which rows are drawn depends on the random state and on the stored rows, never on the number of threads.
 #pragma once
@@ -50,8 +50,8 @@ class Sampler {
 
     const SampleSpec &spec() const { return spec_; }
 
-    // Draws `count` rows (sequences, if spec.length is above 1) into `out`. If the replay has priorities, rows are drawn in
-    // proportion to them and get importance weights with exponent `beta`. False if no row can be drawn.
+    // Draws `count` rows (sequences, if spec.length is above 1) into `out`. If the replay has priorities, rows are
+    // drawn in proportion to them and get importance weights with exponent `beta`. False if no row can be drawn.
     bool sample(std::int64_t count, std::byte *out, double beta, int threads);
 
   private:
@@ -60,7 +60,8 @@ class Sampler {
         const Word *state;
         std::int64_t word;
     };
-    // All rows that one batch row is copied from. The batch row is valid if none of them changed until the end of the copy.
+    // All rows that one batch row is copied from. The batch row is valid if none of them changed until the end of the
+    // copy.
     using Chain = std::vector<SeenState>;
 
     struct Row {

@@ -54,7 +54,8 @@ bool SumTree::set_if_drawable(std::int64_t leaf, std::uint32_t generation, float
     return exchange(leaf, generation, priority, [](float before) { return before > 0; });
 }
 
-// The priorities of the 16 leaves, or the 16 nodes, below node `node` of `level`: one cache line of floats, or two of words.
+// The priorities of the 16 leaves, or the 16 nodes, below node `node` of `level`: one cache line of floats, or two of
+// words.
 void SumTree::children(std::size_t level, std::int64_t node, float (&out)[fan_out]) const {
     if (level > 0) {
         copy_bytes(reinterpret_cast<std::byte *>(out),
@@ -82,10 +83,10 @@ void SumTree::refresh_node(std::size_t level, std::int64_t node) {
     Node &stored_sum = levels_[level].nodes[node];
     for (;;) {
         const float sum = sum_below(level, node);
-        // PAIR refresh/refresh, both sides are this line. Two processes changed two of the 16 children. The exchange of the
-        // later one loads the sum of the earlier one (acquire), so its second sum_below sees the child that the earlier one
-        // had changed before its exchange (release), and it sums again. This prevents an outdated sum, computed before the
-        // other's change, from staying in the node.
+        // PAIR refresh/refresh, both sides are this line. Two processes changed two of the 16 children. The exchange of
+        // the later one loads the sum of the earlier one (acquire), so its second sum_below sees the child that the
+        // earlier one had changed before its exchange (release), and it sums again. This prevents an outdated sum,
+        // computed before the other's change, from staying in the node.
         stored_sum.exchange(sum, std::memory_order_acq_rel);
         if (std::bit_cast<std::uint32_t>(sum_below(level, node)) == std::bit_cast<std::uint32_t>(sum))
             return;
@@ -126,7 +127,8 @@ double SumTree::total() const {
 }
 
 void SumTree::find(std::span<const double> prefix_sums, std::span<std::int64_t> leaves) const {
-    // One level for a block of searches, then the next level: the cache lines of the next level are prefetched meanwhile.
+    // One level for a block of searches, then the next level: the cache lines of the next level are prefetched
+    // meanwhile.
     constexpr std::size_t block = 64;
     double rest[block];
     for (std::size_t begin = 0; begin < prefix_sums.size(); begin += block) {

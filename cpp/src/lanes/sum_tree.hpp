@@ -2,18 +2,18 @@
 //
 // Who may call: any number of processes at the same time. A leaf is one word, so it is never torn:
 //
-//   leaf    generation << 32 | bits of a float, the priority. The generation identifies the content of the row: a process
-//           that knows only an older generation cannot change the leaf.
-//   nodes   floats, each the sum of 16 leaves or of 16 nodes of the level below, adjacent on one cache line. A node is always
-//           recomputed from its 16 children, never incremented: rounding errors do not accumulate, and a lost update leaves
-//           a node out of date, never wrong for good.
+//   leaf    generation << 32 | bits of a float, the priority. The generation identifies the content of the row: a
+//           process that knows only an older generation cannot change the leaf.
+//   nodes   floats, each the sum of 16 leaves or of 16 nodes of the level below, adjacent on one cache line. A node is
+//           always recomputed from its 16 children, never incremented: rounding errors do not accumulate, and a lost
+//           update leaves a node out of date, never wrong for good.
 //
 // Levels, leaves first, each padded with zeros to a multiple of 16:
 //   count words | ceil(count / 16) floats | ... | at most 16 floats
 //
-// If a process dies between its change of a leaf and its `refresh`, the nodes above that leaf are out of date. Until any
-// process refreshes one of its 16 neighbours, the leaf is drawn too often or too seldom, or a draw ends at a leaf with
-// priority 0 and is repeated. No draw relies on the nodes being up to date.
+// If a process dies between its change of a leaf and its `refresh`, the nodes above that leaf are out of date. Until
+// any process refreshes one of its 16 neighbours, the leaf is drawn too often or too seldom, or a draw ends at a leaf
+// with priority 0 and is repeated. No draw relies on the nodes being up to date.
 #pragma once
 
 #include <atomic>

@@ -15,9 +15,9 @@ Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t 
 bool Weights::can_be_claimed(int index, std::int64_t state) const {
     if (state > 0 && process_alive(state))
         return false;
-    // Loaded after the writer's death or mark was seen (PAIR publish/see, partner: Weights::publish): if this buffer is not
-    // the latest now, it never will be again before it is claimed. Loaded earlier, a buffer that was published in between
-    // could be claimed and overwritten while it is the latest.
+    // Loaded after the writer's death or mark was seen (PAIR publish/see, partner: Weights::publish): if this buffer is
+    // not the latest now, it never will be again before it is claimed. Loaded earlier, a buffer that was published in
+    // between could be claimed and overwritten while it is the latest.
     const std::int64_t latest = see(control_->latest.value);
     return latest == 0 || buffer_of(latest) != index;
 }
@@ -44,8 +44,8 @@ int Weights::claim(std::int64_t process) {
                 return oldest;
             continue;
         }
-        // Buffers that are released and claimed during the search can each seem claimed in turn. Only if no word changed
-        // meanwhile were all of them claimed at the same time.
+        // Buffers that are released and claimed during the search can each seem claimed in turn. Only if no word
+        // changed meanwhile were all of them claimed at the same time.
         bool moved = see(control_->latest.value) != latest;
         for (int index = 0; index < count_; ++index)
             moved |= see(control_->state[index]) != states[static_cast<std::size_t>(index)];
@@ -66,7 +66,8 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
         // PAIR publish/see: the buffer's content is stored before `latest`.
         if (!signal_compare_and_swap(control_->latest, latest, version << 8 | index))
             continue;
-        // PAIR publish/see, partner: Weights::can_be_claimed. A process that sees the mark sees this `latest` or a later one.
+        // PAIR publish/see, partner: Weights::can_be_claimed. A process that sees the mark sees this `latest` or a
+        // later one.
         memlane::publish(control_->state[index], -version);
         return version;
     }
@@ -80,8 +81,8 @@ std::int64_t Weights::read(std::span<const Part> parts) {
         const int index = buffer_of(latest);
         for (const Part &part : parts)
             copy_bytes(part.data, buffer(index) + part.offset, part.bytes);
-        // PAIR claim/unchanged: no writer has claimed the buffer if it still bears the mark of its version; or, if its writer
-        // died or was delayed before the mark, if it still is the latest, which no writer may claim.
+        // PAIR claim/unchanged: no writer has claimed the buffer if it still bears the mark of its version; or, if its
+        // writer died or was delayed before the mark, if it still is the latest, which no writer may claim.
         if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
             return version_of(latest);
         control_->retries.fetch_add(1, std::memory_order_relaxed);

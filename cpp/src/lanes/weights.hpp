@@ -1,20 +1,21 @@
 // Weights: the latest version of a block of bytes, published by writers and read by any process.
 //
-// Who may call: any process, at any time; usually there is one writer. No call waits for another process: a writer fills a
-// buffer that is not the latest, and a reader whose buffer was overwritten during its copy copies again.
+// Who may call: any process, at any time; usually there is one writer. No call waits for another process: a writer
+// fills a buffer that is not the latest, and a reader whose buffer was overwritten during its copy copies again.
 //
 //   latest      version << 8 | buffer. Grows with every publication, so a reader can wait for it.
 //   state[b]    0: never used.
 //               above 0: the process that claimed buffer b; it stays until shortly after the publication.
 //               below 0: the mark; buffer b was published as version -state.
 //
-// A buffer can be claimed if it is not the latest and either bears a mark, was never used, or its writer is dead. With three
-// buffers a single writer always finds one, and a reader's copy stays valid for the time of at least one publication.
+// A buffer can be claimed if it is not the latest and either bears a mark, was never used, or its writer is dead. With
+// three buffers a single writer always finds one, and a reader's copy stays valid for the time of at least one
+// publication.
 //
 // If a writer dies
-//   before it publishes                  the next writer that searches for a buffer finds the process dead and claims it
-//   between the publication and mark     the buffer is the latest like any other; when it no longer is, it can be claimed,
-//                                        because its writer is dead
+//   before it publishes               the next writer that searches for a buffer finds the process dead and claims it
+//   between publication and mark      the buffer is the latest like any other; when it no longer is, it can be
+//                                     claimed, because its writer is dead
 // Readers continue with the latest version in every case. No call waits for a process that could be dead.
 //
 //   offset  size  field      written by  when
@@ -57,8 +58,8 @@ class Weights {
 
     WeightsControl &control() const { return *control_; }
 
-    // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 if every buffer but the latest is
-    // claimed by a live writer: N concurrent writers need N + 1 buffers.
+    // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 if every buffer but the latest
+    // is claimed by a live writer: N concurrent writers need N + 1 buffers.
     std::int64_t publish(std::int64_t process, std::span<const Part> parts);
 
     // Copies the latest version out and returns its number. Returns 0 and copies nothing if there is none yet.

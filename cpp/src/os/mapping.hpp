@@ -26,8 +26,8 @@ class Mapping {
     bool closed() const { return closed_.load(std::memory_order_relaxed); }
     void close() { closed_.store(true, std::memory_order_relaxed); }
 
-    // Closes the mapping and replaces the shared pages by private pages with every bit set: a stale view then reads NaN in
-    // every floating-point type and -1 in every signed integer, and no other process sees what it writes.
+    // Closes the mapping and replaces the shared pages by private pages with every bit set: a stale view then reads NaN
+    // in every floating-point type and -1 in every signed integer, and no other process sees what it writes.
     void retire();
 
   private:

@@ -57,8 +57,8 @@ bool read_stat(std::int64_t pid, Stat &stat) {
     return true;
 }
 
-// Read once and cached: getpid() alone takes 110 ns, and a ring needs the identity five times per slot that it hands over.
-// Reset after fork(): the child is another process.
+// Read once and cached: getpid() alone takes 110 ns, and a ring needs the identity five times per slot that it hands
+// over. Reset after fork(): the child is another process.
 std::atomic<std::int64_t> cached{0};
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { cached.store(0, std::memory_order_relaxed); });
 

@@ -1,8 +1,8 @@
 // Copying bytes that another process may be overwriting.
 //
 // A reader of shared rows copies first and checks afterwards whether the copy is valid (see `unchanged` in words.hpp).
-// A writer may store into the same bytes during the copy; the copy is then discarded. ThreadSanitizer rightly reports this as
-// a race, so its builds copy with relaxed atomics, byte by byte.
+// A writer may store into the same bytes during the copy; the copy is then discarded. ThreadSanitizer rightly reports
+// this as a race, so its builds copy with relaxed atomics, byte by byte.
 #pragma once
 
 #if defined(__has_feature) // clang

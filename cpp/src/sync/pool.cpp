@@ -19,8 +19,8 @@ namespace memlane {
 namespace {
 
 // All that a helper thread needs to begin, beside the signal that starts it, because each further cache line must be
-// transferred from the caller's core: a loop takes 0.75 us longer than its work, and took 1.15 us with these fields spread
-// over several places.
+// transferred from the caller's core: a loop takes 0.75 us longer than its work, and took 1.15 us with these fields
+// spread over several places.
 struct alignas(128) Job {
     SignalCell started{}; // loops started
     RangeFunction function = nullptr;
@@ -32,9 +32,10 @@ struct alignas(128) Job {
 };
 static_assert(sizeof(Job) == 128);
 
-// The kernel may wake a helper on its caller's core although another core is idle: seen repeatedly in a virtual machine with
-// two cores, for unknown reasons. The loop is then slower than on one thread (230 instead of 75 us for 4096 rows). So a
-// helper on its caller's core excludes that core from its affinity, until the caller has moved to the helper's new core.
+// The kernel may wake a helper on its caller's core although another core is idle: seen repeatedly in a virtual machine
+// with two cores, for unknown reasons. The loop is then slower than on one thread (230 instead of 75 us for 4096 rows).
+// So a helper on its caller's core excludes that core from its affinity, until the caller has moved to the helper's new
+// core.
 void leave_core(int core) {
     if (sched_getcpu() != core)
         return;
@@ -80,8 +81,8 @@ class Pool {
         signal_add(job_.started, 1); // PAIR publish/see: the job's fields are stored before the start
         const std::int64_t begin = now_ns();
         run_range(0);
-        // The helpers' ranges are as large as this one: spinning for as long as this range took costs less than a wake-up,
-        // on this core or, worse, on a helper's core.
+        // The helpers' ranges are as large as this one: spinning for as long as this range took costs less than a
+        // wake-up, on this core or, worse, on a helper's core.
         Spin spin(std::max(default_spin_limit_ns(), now_ns() - begin));
         while (signal_wait(done_, all_done, forever_ns, {}, spin).end != WaitEnd::reached) {
         }
@@ -99,8 +100,8 @@ class Pool {
 
     void helper_loop(int index) {
         for (std::int64_t loop = 1;; ++loop) {
-            // A new Spin each time: a helper that has just worked is likely to be needed again soon, however long the pause
-            // before was.
+            // A new Spin each time: a helper that has just worked is likely to be needed again soon, however long the
+            // pause before was.
             Spin spin(default_spin_limit_ns());
             while (signal_wait(job_.started, loop, forever_ns, {}, spin).end != WaitEnd::reached) {
             }

@@ -13,8 +13,8 @@ namespace memlane {
 using RangeFunction = void (*)(void *context, std::size_t begin, std::size_t end);
 void run_in_parts(std::size_t count, int threads, RangeFunction function, void *context);
 
-// How many threads, at most `threads`, a copy of this size should use: a share below 64 KB is copied before another thread
-// has woken up.
+// How many threads, at most `threads`, a copy of this size should use: a share below 64 KB is copied before another
+// thread has woken up.
 inline int threads_for(std::size_t bytes, int threads) {
     return static_cast<int>(std::min(bytes / (64 * 1024), static_cast<std::size_t>(std::max(threads, 0))));
 }

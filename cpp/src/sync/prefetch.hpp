@@ -8,12 +8,12 @@
 namespace memlane {
 
 inline constexpr std::size_t cache_line_bytes = 64;
-// How many rows ahead a copy prefetches, and into which cache. 32 rows into the second-level cache: 65536 rows of 168 bytes
-// take 1.8 ms; 16 rows into the first-level cache, which they overflow, took 2.1 ms; no prefetch, 2.4 ms.
+// How many rows ahead a copy prefetches, and into which cache. 32 rows into the second-level cache: 65536 rows of 168
+// bytes take 1.8 ms; 16 rows into the first-level cache, which they overflow, took 2.1 ms; no prefetch, 2.4 ms.
 inline constexpr std::size_t rows_ahead = 32;
 inline constexpr int second_cache = 2;
-// Prefetching more lines than this per row only evicts lines that were prefetched before; the hardware prefetcher follows
-// longer rows by itself.
+// Prefetching more lines than this per row only evicts lines that were prefetched before; the hardware prefetcher
+// follows longer rows by itself.
 inline constexpr std::size_t lines_ahead = 8;
 
 // always_inline: the compiler sees no side effect in these functions and would drop calls that it does not inline.

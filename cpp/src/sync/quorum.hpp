@@ -1,5 +1,5 @@
-// A quorum: a count that several processes advance and one process waits for. Only the arrival that completes the wanted
-// count wakes the waiter. A signal would wake it at each arrival: with 64 workers, 63 times in vain.
+// A quorum: a count that several processes advance and one process waits for. Only the arrival that completes the
+// wanted count wakes the waiter. A signal would wake it at each arrival: with 64 workers, 63 times in vain.
 //
 // Who may call: `quorum_arrive` any process; `quorum_wait` one process at a time.
 //
@@ -7,8 +7,8 @@
 //   0       64    arrived  arriving processes    a signal: the number of arrivals since the start
 //   64      64    wanted   the waiting process   before it waits: the count at which it must be woken
 //
-// If a process dies before it arrives, the waiter notices by the process's pidfd, as in any wait. If it dies between its
-// addition and the wake-up, the waiter finds the new count when its slice ends.
+// If a process dies before it arrives, the waiter notices by the process's pidfd, as in any wait. If it dies between
+// its addition and the wake-up, the waiter finds the new count when its slice ends.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ struct QuorumCell {
 static_assert(sizeof(QuorumCell) == 128 && offsetof(QuorumCell, wanted) == 64);
 
 inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t count) {
-    // PAIR arrive/want. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the count
-    // (in signal_wait). All four are sequentially consistent, so at least one side sees the other: either the waiter finds
-    // the count complete and does not sleep, or this side finds `wanted` and wakes it. This prevents the load of `wanted`
-    // from moving before the addition, and the waiter's load of the count from moving before its store: both sides would
-    // miss each other and the waiter would sleep on.
+    // PAIR arrive/want. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the
+    // count (in signal_wait). All four are sequentially consistent, so at least one side sees the other: either the
+    // waiter finds the count complete and does not sleep, or this side finds `wanted` and wakes it. This prevents the
+    // load of `wanted` from moving before the addition, and the waiter's load of the count from moving before its
+    // store: both sides would miss each other and the waiter would sleep on.
     const std::int64_t before = cell.arrived.value.fetch_add(count, std::memory_order_seq_cst);
     const std::int64_t wanted = cell.wanted.count.load(std::memory_order_seq_cst);
     const std::int64_t now = wrapping_sum(before, count);

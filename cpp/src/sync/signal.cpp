@@ -26,8 +26,9 @@ constexpr std::int64_t yield_alone_ns = 1'000;
 // A thread that ran for more than this many spin limits during a yield did not block: the scheduler preempted it.
 constexpr std::int64_t limits_per_turn = 20;
 
-// One wait in this many spins for the full limit, whatever the budget is. Two processes that wait for each other and both
-// sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
+// One wait in this many spins for the full limit, whatever the budget is. Two processes that wait for each other and
+// both sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in
+// 16 waits.
 constexpr std::uint32_t waits_per_probe = 16;
 
 inline void pause_core() {
@@ -53,10 +54,10 @@ int dead_peer(std::span<const int> pidfds) {
     return -1;
 }
 
-// PAIR change/sleep. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads `value`.
-// Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new value and does
-// not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's load of `gate` moving
-// before its store of `value` (which even x86 does with plain stores): a lost wake-up.
+// PAIR change/sleep. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads
+// `value`. Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new
+// value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's
+// load of `gate` moving before its store of `value` (which even x86 does with plain stores): a lost wake-up.
 void wake_sleepers(SignalCell &cell) {
     std::uint32_t gate = cell.gate.load(std::memory_order_seq_cst);
     // If the exchange fails, another waker has incremented the gate since and wakes everything that sleeps on it.
@@ -88,10 +89,10 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
         now = now_ns();
         shares_core_ = now - begin > yield_alone_ns;
         if (now - begin > yield_contended_ns) {
-            // Another thread ran. If it was one of several awaited workers, the others will be done in about the same time,
-            // and sleeping now would cost a wake-up from another core: with two workers of 32 CartPoles each, where the one
-            // on the other core was later, that took 40 us, and takes 9 us with this spin. If it was an unrelated thread,
-            // the next yield shows it.
+            // Another thread ran. If it was one of several awaited workers, the others will be done in about the same
+            // time, and sleeping now would cost a wake-up from another core: with two workers of 32 CartPoles each,
+            // where the one on the other core was later, that took 40 us, and takes 9 us with this spin. If it was an
+            // unrelated thread, the next yield shows it.
             contended = now - begin > limits_per_turn * limit_ns_;
             budget_ns = now - begin;
             begin = now;

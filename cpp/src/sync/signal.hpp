@@ -1,7 +1,7 @@
 // A signal: an atomic counter that one side advances and others wait for.
 //
-// Who may call: any process that maps the cell. `value` has 64 bits and usually only grows. `gate` is the futex word: bit 0
-// means that a waiter may be asleep, the bits above count the wake-ups.
+// Who may call: any process that maps the cell. `value` has 64 bits and usually only grows. `gate` is the futex word:
+// bit 0 means that a waiter may be asleep, the bits above count the wake-ups.
 //
 //   offset  size  field  written by            when
 //   0       8     value  signalling processes  store, add, compare_and_swap
@@ -35,10 +35,10 @@ inline constexpr std::int64_t slice_ns = 100'000'000;
 
 // How long a waiter spins before it sleeps. Belongs to one waiting thread, not to the shared cell, and adapts to that
 // thread's waits:
-//   a wait that ended while spinning              the next spin may be longer
-//   a spin in vain                                the next spin is shorter
-//   other threads queue for this core             the wait sleeps at once
-//   a yield let the awaited process run           the next wait yields first, and may spin for as long as that yield took
+//   a wait that ended while spinning       the next spin may be longer
+//   a spin in vain                         the next spin is shorter
+//   other threads queue for this core      the wait sleeps at once
+//   a yield let the awaited process run    the next wait yields first, and may spin for as long as that yield took
 class Spin {
   public:
     explicit Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns) {}

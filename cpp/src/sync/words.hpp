@@ -12,14 +12,15 @@ namespace memlane {
 using Word = std::atomic<std::int64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "a word must have 8 bytes and be lock-free");
 
-// The value that fetch_add leaves in the word. Atomic addition wraps around; signed overflow of a plain sum is undefined.
+// The value that fetch_add leaves in the word. Atomic addition wraps around; signed overflow of a plain sum is
+// undefined.
 inline std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
 
 // PAIR publish/see. `publish` (release) orders every earlier store into the payload before the store of the word; `see`
-// (acquire) orders every later load of the payload after the load of the word. Without either, a reader could load the new
-// word and then the old payload.
+// (acquire) orders every later load of the payload after the load of the word. Without either, a reader could load the
+// new word and then the old payload.
 inline void publish(Word &word, std::int64_t value) { word.store(value, std::memory_order_release); }
 inline std::int64_t see(const Word &word) { return word.load(std::memory_order_acquire); }
 
@@ -32,10 +33,10 @@ inline bool publish_if(Word &word, std::int64_t expected, std::int64_t value) {
     return changed;
 }
 
-// PAIR claim/unchanged. After copying a payload, a reader checks whether the payload's word still holds `seen`. The acquire
-// fence orders the loads of the copy before this second load of the word; its partner is the fence in publish_if. Without
-// either, a torn copy could be accepted: because the second load was done too early, or because the stores of the payload
-// became visible before the claim that precedes them.
+// PAIR claim/unchanged. After copying a payload, a reader checks whether the payload's word still holds `seen`. The
+// acquire fence orders the loads of the copy before this second load of the word; its partner is the fence in
+// publish_if. Without either, a torn copy could be accepted: because the second load was done too early, or because the
+// stores of the payload became visible before the claim that precedes them.
 inline bool unchanged(const Word &word, std::int64_t seen) {
     std::atomic_thread_fence(std::memory_order_acquire);
     return word.load(std::memory_order_relaxed) == seen;

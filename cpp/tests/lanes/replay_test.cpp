@@ -236,8 +236,8 @@ TEST("a writer killed at any change loses its unfinished rows only, and its slot
 // A writer is stopped at an instruction while another fills all slots twice; then it continues.
 //   the others' rows untorn, all counted; the stopped writer's row stored, or already overwritten   acceptable
 //   a newer row overwritten by an older one                                                         FORBIDDEN
-// Regression: a writer that was stopped between its reservation and its claim used to claim the slot with its old sequence
-// number and overwrite a newer row. Replay::Claims::claim now skips such numbers.
+// Regression: a writer that was stopped between its reservation and its claim used to claim the slot with its old
+// sequence number and overwrite a newer row. Replay::Claims::claim now skips such numbers.
 TEST("a writer stopped at any instruction blocks no other, and what it adds afterwards overwrites no newer row") {
     Shared<ReplayMemory> memory;
     constexpr std::int64_t capacity = 4;
@@ -296,8 +296,9 @@ TEST("a writer stopped after any change of a prioritised add leaves no outdated 
         });
 }
 
-// Regression: a save that was killed in the middle used to leave rows whose `next` was above the file's last sequence number,
-// which first_implausible reports as damage. Replay::save_into now stores reserved.last before each row and each link.
+// Regression: a save that was killed in the middle used to leave rows whose `next` was above the file's last sequence
+// number, which first_implausible reports as damage. Replay::save_into now stores reserved.last before each row and
+// each link.
 TEST("a save killed at any change leaves a file that can be loaded") {
     Shared<ReplayMemory> memory, file;
     constexpr std::int64_t capacity = 9;
@@ -387,7 +388,8 @@ TEST("several processes at one limiter keep the ratio together") {
             }
         });
     for (const std::int64_t end = now_ns() + 150 * ms; now_ns() < end;) {
-        // Inserts are loaded first: samples admitted between the two loads make the inserts seem less far ahead, never more.
+        // Inserts are loaded first: samples admitted between the two loads make the inserts seem less far ahead, never
+        // more.
         const std::int64_t inserts = see(replay.control().admitted.inserts), samples = see(replay.control().admitted.samples);
         *beyond += inserts > 10 && 2 * inserts - samples > 2 * 10 + 40;
     }
@@ -398,9 +400,10 @@ TEST("several processes at one limiter keep the ratio together") {
     CHECK(see(replay.control().admitted.inserts) > 100);
 }
 
-// Regression: transitions of a writer that is killed between its admission and its `added` stay counted as admitted, while
-// samplers are admitted by `added`. With the smallest error_buffer, writers used to wait for samples and samplers for `added`
-// to reach min_size, for ever. Replay::admit_inserts now makes writers wait only after `added` has reached min_size.
+// Regression: transitions of a writer that is killed between its admission and its `added` stay counted as admitted,
+// while samplers are admitted by `added`. With the smallest error_buffer, writers used to wait for samples and samplers
+// for `added` to reach min_size, for ever. Replay::admit_inserts now makes writers wait only after `added` has reached
+// min_size.
 TEST("writers killed after the limiter admitted them do not leave both sides waiting for ever") {
     const auto memory = std::make_unique<ReplayMemory>();
     Replay replay = memory->unlinked(64, false, {1, 10, 8});
@@ -443,8 +446,8 @@ TEST("a save copies all rows, and a second save writes only what changed") {
 // Race: saves while writers add.
 //   a row of the copy is untorn, in its slot, and its links lead to its neighbours   acceptable
 //   a torn row, a link to another row, a priority of another row                     FORBIDDEN
-// Regression: the leaf used to be read separately, so that sometimes a saved row got the priority and the generation of its
-// successor in the slot. Such a row was never found by a draw. Replay::save_into now compares the generations.
+// Regression: the leaf used to be read separately, so that sometimes a saved row got the priority and the generation of
+// its successor in the slot. Such a row was never found by a draw. Replay::save_into now compares the generations.
 TEST("a save while writers add has untorn rows with their own links and priorities only") {
     Shared<ReplayMemory> memory, file;
     constexpr std::int64_t capacity = 64;
@@ -476,9 +479,9 @@ TEST("a save while writers add has untorn rows with their own links and prioriti
     CHECK_EQ(count_in_state(saved, RowState::complete), count_in_state(replay, RowState::complete));
 }
 
-// Regression: a file into which another process was writing used to be reported as damaged sometimes (Replay.open is how a
-// second process joins a replay in a file). first_implausible now loads reserved.last after the numbers that it is compared
-// with and checks that the row is unchanged; counters_plausible loads `added` before `last`.
+// Regression: a file into which another process was writing used to be reported as damaged sometimes (Replay.open is
+// how a second process joins a replay in a file). first_implausible now loads reserved.last after the numbers that it
+// is compared with and checks that the row is unchanged; counters_plausible loads `added` before `last`.
 TEST("rows that others write meanwhile are never reported as damage") {
     Shared<ReplayMemory> memory;
     Replay replay = memory->replay(64);

@@ -19,8 +19,8 @@ using namespace memlane;
 
 namespace {
 
-// A payload that can be checked for tears: its writer, the writer's count, and words that are a function of both and their
-// position.
+// A payload that can be checked for tears: its writer, the writer's count, and words that are a function of both and
+// their position.
 constexpr int words = 40;
 
 struct Payload {
@@ -577,8 +577,8 @@ namespace {
 // The identity of a dead process. No process has its pid, so process_alive takes few instructions.
 constexpr std::int64_t no_process = std::int64_t{1} << pid_bits;
 
-// The invariants after a process was killed: after one reap every slot is free or unread, the unread ones are untorn, in order
-// and unique, and each of `before` is present or its loss is counted.
+// The invariants after a process was killed: after one reap every slot is free or unread, the unread ones are untorn,
+// in order and unique, and each of `before` is present or its loss is counted.
 Numbers check_aftermath(Memory &memory, Ring &ring, const Numbers &before) {
     const std::int64_t me = this_process();
     ring.reap();
@@ -745,8 +745,8 @@ TEST("a reader stopped at any instruction never takes a later slot of a writer b
             });
 }
 
-// A writer is stopped at an instruction while another one writes and a reader reads; then it continues. It holds one slot at
-// most.
+// A writer is stopped at an instruction while another one writes and a reader reads; then it continues. It holds one
+// slot at most.
 //   all counts are exact, the number of unread slots is the limit  acceptable
 //   a slot lost, a count wrong, more dropped than needed           FORBIDDEN
 TEST("a writer stopped at any instruction neither blocks the others nor makes a count wrong") {

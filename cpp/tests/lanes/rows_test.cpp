@@ -172,8 +172,9 @@ TEST("the first index outside the rows is found at any position among many") {
 
 namespace {
 
-// Race: a writer overwrites rows of two fields under their words (claim, scatter, publish) while others gather batches and
-// check the words afterwards, as a replay buffer does. A row's word is even when the row is complete and only grows.
+// Race: a writer overwrites rows of two fields under their words (claim, scatter, publish) while others gather batches
+// and check the words afterwards, as a replay buffer does. A row's word is even when the row is complete and only
+// grows.
 //   row rejected                           acceptable
 //   row accepted, both fields of its word  acceptable
 //   row accepted, anything else in it      FORBIDDEN    torn
@@ -232,7 +233,8 @@ struct Replay {
         }
     }
 
-    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a time.
+    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a
+    // time.
     void watch() {
         for (const std::int64_t end = now_ns() + 8 * second; now_ns() < end; usleep(1000))
             if (torn > 0 || (blessed > check::times(50'000) && refused > check::times(4'000)))

@@ -164,8 +164,8 @@ TEST("the one row that can be drawn is found among a thousand that cannot") {
 // ------------------------------------------------------------------------------------------------------- dead writers
 
 // Regression: the sampler used to draw sequence numbers, not slots. Rows whose slots were reserved by a writer that was
-// killed, or stopped, before it claimed them were not drawn until the next round: with batches of 1000 rows, a thousand rows
-// per kill. Sampler::draw_uniformly now draws a slot and takes the sequence number from its state.
+// killed, or stopped, before it claimed them were not drawn until the next round: with batches of 1000 rows, a thousand
+// rows per kill. Sampler::draw_uniformly now draws a slot and takes the sequence number from its state.
 TEST("rows that are not overwritten yet are drawn although a dead writer has reserved their slots") {
     const auto memory = std::make_unique<ReplayMemory>();
     Replay replay = memory->unlinked(16);
@@ -179,9 +179,9 @@ TEST("rows that are not overwritten yet are drawn although a dead writer has res
     CHECK(sampler.sample(8, bytes_of(drawn), 1, 1));
 }
 
-// Regression: if the nodes of the sum tree were 0, `sample` used to return false without reading the leaves. That happens if
-// the first writer dies before its first refresh, and in a file whose first save was killed. Sampler::sample now refreshes all
-// nodes if their total is not above 0.
+// Regression: if the nodes of the sum tree were 0, `sample` used to return false without reading the leaves. That
+// happens if the first writer dies before its first refresh, and in a file whose first save was killed. Sampler::sample
+// now refreshes all nodes if their total is not above 0.
 TEST("rows are drawn although their writer died before it refreshed the nodes above their priorities") {
     const auto memory = std::make_unique<ReplayMemory>();
     Replay replay = memory->unlinked(64, true);
@@ -197,12 +197,12 @@ TEST("rows are drawn although their writer died before it refreshed the nodes ab
 
 #if defined(MEMLANE_STEPPED)
 
-// The sampler is stopped at an instruction; meanwhile a writer overwrites the row, and is itself stopped between the row and
-// its priority (Replay::add: between `publish` and `make_drawable`). Then the sampler continues.
+// The sampler is stopped at an instruction; meanwhile a writer overwrites the row, and is itself stopped between the
+// row and its priority (Replay::add: between `publish` and `make_drawable`). Then the sampler continues.
 //   the old row, or the new one, with finite weights   acceptable
 //   a weight that is not finite                        FORBIDDEN
-// Regression: `find` used the old priority, and the probability was computed from the new one, which is 0 at first: 0 / 0 is
-// not a number. Sampler::draw_by_priority now reads the priority once and accepts the row only if it is above 0.
+// Regression: `find` used the old priority, and the probability was computed from the new one, which is 0 at first: 0 /
+// 0 is not a number. Sampler::draw_by_priority now reads the priority once and accepts the row only if it is above 0.
 TEST("a sampler stopped anywhere while a row is overwritten gives untorn rows and finite weights") {
     struct Scene {
         ReplayMemory memory;
@@ -251,9 +251,9 @@ TEST("a sampler stopped anywhere while a row is overwritten gives untorn rows an
     CHECK_EQ(bad_weights, 0); // weights that are not in (0, 1]
 }
 
-// Regression: a writer that resumed the streams of a killed writer used to find the `newest` from before the row that was
-// being added, and linked its first row to the wrong one, even across the end of an episode. Replay::add now sets `newest` to
-// 0 before it publishes a row, and to the row's sequence number after it is linked.
+// Regression: a writer that resumed the streams of a killed writer used to find the `newest` from before the row that
+// was being added, and linked its first row to the wrong one, even across the end of an episode. Replay::add now sets
+// `newest` to 0 before it publishes a row, and to the row's sequence number after it is linked.
 TEST("a stream that is resumed after its writer was killed at any change is never linked across a missing row") {
     Shared<ReplayMemory> memory;
     constexpr std::int64_t capacity = 24, episode = 6; // ten steps, terminated with a final observation
@@ -416,7 +416,7 @@ TEST("processes that write and sample unlinked rows at once never see a torn row
 }
 
 // One writer after the other is killed at a random instant; one writer and one sampler survive.
-//   the unfinished rows of the killed writer are missing, its slots are counted as abandoned and used again   acceptable
+//   the unfinished rows of the killed writer are missing, its slots are counted as abandoned and reused   acceptable
 TEST("writers killed at random instants leave untorn rows, and the others go on") {
     for (const bool prioritised : {false, true}) {
         Shared<Scene> scene;

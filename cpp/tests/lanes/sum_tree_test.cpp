@@ -44,8 +44,8 @@ double sum_of_leaves(const SumTree &tree) {
     return sum;
 }
 
-// The total is that of the leaves, and every leaf with a priority is found at the first prefix sum of its range and right
-// before the end of its range.
+// The total is that of the leaves, and every leaf with a priority is found at the first prefix sum of its range and
+// right before the end of its range.
 void expect_consistent(const SumTree &tree) {
     CHECK_EQ(tree.total(), sum_of_leaves(tree));
     std::vector<double> at;
@@ -171,8 +171,9 @@ TEST("small priorities beside large ones are not lost however often the large on
     CHECK_EQ(find(tree, 0), small);
 }
 
-// Regression: in a file whose padding of a level was damaged, `find` used to continue from a node that does not exist and read
-// outside of the tree (here: into a guard page). SumTree::find now ignores a child at or beyond the count of its level.
+// Regression: in a file whose padding of a level was damaged, `find` used to continue from a node that does not exist
+// and read outside of the tree (here: into a guard page). SumTree::find now ignores a child at or beyond the count of
+// its level.
 TEST("damaged nodes never lead outside of the tree") {
     constexpr std::int64_t count = 4097; // 4112 leaves, 272, 32 and 16 nodes
     const std::size_t bytes = SumTree::bytes(count);
@@ -192,7 +193,7 @@ TEST("damaged nodes never lead outside of the tree") {
     }
 }
 
-// --------------------------------------------------------------------------------------------- killed, stopped anywhere
+// ------------------------------------------------------------------------------------------ killed, stopped anywhere
 
 #if defined(MEMLANE_STEPPED)
 

@@ -16,7 +16,8 @@ using namespace memlane;
 
 namespace {
 
-// Weights that can be checked for tears: the first word is a stamp, and every other word is a function of it and its position.
+// Weights that can be checked for tears: the first word is a stamp, and every other word is a function of it and its
+// position.
 constexpr std::size_t words = 48;
 using Block = std::array<std::int64_t, words>;
 constexpr std::int64_t torn = -1;
@@ -318,7 +319,8 @@ TEST("a reader stopped at any instruction reads one untorn version whatever is p
 
 namespace {
 
-// Race: writers publish as fast as they can, readers read as fast as they can. All readers of a version see the same content.
+// Race: writers publish as fast as they can, readers read as fast as they can. All readers of a version see the same
+// content.
 //   an untorn version, not older than the reader's last one     acceptable
 //   torn, older, another content than its writer published      FORBIDDEN
 //   a failed publication while buffers > writers                FORBIDDEN

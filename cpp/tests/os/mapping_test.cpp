@@ -231,8 +231,8 @@ TEST("what others write does not show through a retired mapping") {
     CHECK(shown(mapping) == std::vector<std::byte>(page, std::byte{0xFF}));
 }
 
-// Race: one thread holds a stale view and reads while another retires the mapping. The reading is done by the kernel, so that
-// an unmapped page shows as EFAULT instead of a crash.
+// Race: one thread holds a stale view and reads while another retires the mapping. The reading is done by the kernel,
+// so that an unmapped page shows as EFAULT instead of a crash.
 //   any byte  acceptable   old, new or poison: the lease is over
 //   EFAULT    FORBIDDEN    for a moment nothing was mapped there
 TEST("a stale read during a retirement never finds an unmapped page") {

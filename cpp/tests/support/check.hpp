@@ -1,7 +1,8 @@
 // A small test harness: a test has a sentence as its name, and a body.
 //
-// Each test runs in its own forked process, so a crash, a hang or a sanitizer's report fails that test and no other, and
-// every test begins with one thread (which forking under ThreadSanitizer needs). A test continues after a failed CHECK.
+// Each test runs in its own forked process, so a crash, a hang or a sanitizer's report fails that test and no other,
+// and every test begins with one thread (which forking under ThreadSanitizer needs). A test continues after a failed
+// CHECK.
 #pragma once
 
 #include <atomic>

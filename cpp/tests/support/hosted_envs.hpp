@@ -18,8 +18,8 @@
 #include "envs/host.hpp"
 #include "support/processes.hpp"
 
-// Allocations of this process, counted by operator new in host_test.cpp. Not under sanitizers, which replace operator new
-// themselves.
+// Allocations of this process, counted by operator new in host_test.cpp. Not under sanitizers, which replace operator
+// new themselves.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define COUNTS_ALLOCATIONS
 extern std::atomic<std::int64_t> allocations;

@@ -51,7 +51,8 @@ template <class T> class Shared {
     T *value_;
 };
 
-// A forked child. A CHECK that fails in it makes its exit code 1. It is killed with the object, and dies with this process.
+// A forked child. A CHECK that fails in it makes its exit code 1. It is killed with the object, and dies with this
+// process.
 class Child {
   public:
     template <class Body> explicit Child(Body body) {

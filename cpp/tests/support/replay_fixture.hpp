@@ -12,8 +12,8 @@
 #include "support/check.hpp"
 #include "support/processes.hpp"
 
-// The observation at a step of an episode of a stream. The words of `rest` are a function of these three and their position,
-// so a torn observation is detected.
+// The observation at a step of an episode of a stream. The words of `rest` are a function of these three and their
+// position, so a torn observation is detected.
 struct Observation {
     std::int64_t stream, episode, step;
     std::array<std::int64_t, 5> rest;
@@ -188,8 +188,8 @@ inline Row make_row(std::int64_t writer, std::int64_t number) {
     return row;
 }
 
-// Checks all slots while no writer is running; returns "" or the first fault. No row may be torn, and a link to a row that is
-// still stored must lead to the step before or after it.
+// Checks all slots while no writer is running; returns "" or the first fault. No row may be torn, and a link to a row
+// that is still stored must lead to the step before or after it.
 inline std::string find_fault(memlane::Replay &replay) {
     using namespace memlane;
     const auto row_at = [&](std::int64_t slot) {

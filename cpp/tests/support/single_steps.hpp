@@ -1,8 +1,8 @@
 // A child process that runs one machine instruction at a time, so that a test can kill it, or stop it, at each of them.
 //
-// A window that a random kill hits once in a million runs is hit in every run. x86-64 only: elsewhere an atomic exchange can
-// be a loop that never ends when each instruction is interrupted. Not under sanitizers, which execute a hundred times as many
-// instructions.
+// A window that a random kill hits once in a million runs is hit in every run. x86-64 only: elsewhere an atomic
+// exchange can be a loop that never ends when each instruction is interrupted. Not under sanitizers, which execute a
+// hundred times as many instructions.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -21,7 +21,8 @@
 
 class SteppedChild {
   public:
-    // `body` is called with the identity of the child. The child is stopped before instruction `at`, or before the last one.
+    // `body` is called with the identity of the child. The child is stopped before instruction `at`, or before the last
+    // one.
     template <class Body>
     explicit SteppedChild(Body body, int at = 0)
         : child_([this, &body] {
@@ -81,9 +82,9 @@ template <class Prepare, class Body, class Act> void at_every_instruction(Prepar
     }
 }
 
-// The same for a child that `act` kills: it is stopped at the beginning, and after each instruction that changed `shared`. A
-// killed process leaves nothing but its stores, so all instructions between two changes are equivalent. Calls
-// `act(child, instruction)`.
+// The same for a child that `act` kills: it is stopped at the beginning, and after each instruction that changed
+// `shared`. A killed process leaves nothing but its stores, so all instructions between two changes are equivalent.
+// Calls `act(child, instruction)`.
 template <class Memory, class Prepare, class Body, class Act>
 void after_every_change(const Memory &shared, Prepare prepare, Body body, Act act) {
     prepare();

@@ -1,5 +1,5 @@
-// Counts the system calls of the code under test, and calls a hook of the test right before each: to change a value between a
-// sleeper's last check and its sleep, or to kill a process between its change and its wake-up.
+// Counts the system calls of the code under test, and calls a hook of the test right before each: to change a value
+// between a sleeper's last check and its sleep, or to kill a process between its change and its wake-up.
 //
 // The linker option --wrap puts syscalls.cpp between the code and libc (see CMakeLists.txt).
 #pragma once

@@ -18,8 +18,8 @@ using namespace memlane;
 
 namespace {
 
-// Counts in plain memory how often each index was covered: ThreadSanitizer detects a range that overlaps another, or one
-// that had not ended when the call returned.
+// Counts in plain memory how often each index was covered: ThreadSanitizer detects a range that overlaps another, or
+// one that had not ended when the call returned.
 void cover(std::size_t count, int threads) {
     std::vector<int> covered(count, 0);
     run_in_parts(count, threads, [&](std::size_t begin, std::size_t end) {
@@ -118,7 +118,8 @@ TEST("a forked child of a process that used the pool can use it, and so can its 
 TEST("a child forked in the middle of another thread's loop can use the pool") {
     std::atomic<bool> over = false;
     std::thread looping([&] {
-        // Allocates nothing: AddressSanitizer's allocator, unlike libc's, cannot be forked while another thread is in it.
+        // Allocates nothing: AddressSanitizer's allocator, unlike libc's, cannot be forked while another thread is in
+        // it.
         const std::function<void(std::size_t, std::size_t)> part = [&over](std::size_t begin, std::size_t end) {
             for (std::size_t i = begin; i < end && !over; ++i) {
             }

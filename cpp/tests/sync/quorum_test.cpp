@@ -244,8 +244,8 @@ TEST("quorum: a process killed between its addition and the wake-up delays the w
 
 namespace {
 
-// Race: `parties - 1` workers arrive, the last of them completes the count; the waiter waits for it and goes to sleep. As in
-// a vector environment: in each round a signal to the workers, a quorum back.
+// Race: `parties - 1` workers arrive, the last of them completes the count; the waiter waits for it and goes to sleep.
+// As in a vector environment: in each round a signal to the workers, a quorum back.
 //   the waiter finds the count and does not sleep    acceptable
 //   the waiter sleeps and is woken                   acceptable
 //   the waiter's slice ends with the count complete  FORBIDDEN    the lost wake-up

@@ -388,8 +388,8 @@ TEST("a sleeper that joins after another was killed is woken by the next signal"
 
 namespace {
 
-// Race: one side changes the value and wakes; the other marks the gate and loads the value, as a sleeper does just before it
-// sleeps.
+// Race: one side changes the value and wakes; the other marks the gate and loads the value, as a sleeper does just
+// before it sleeps.
 //   sleeper sees the new value                  acceptable   it does not sleep
 //   sleeper sees the old value, gate increased  acceptable   it is woken, or the kernel refuses the sleep
 //   sleeper sees the old value, gate unchanged  FORBIDDEN    the lost wake-up
@@ -470,9 +470,9 @@ TEST("a change and a sleep that cross in two processes never miss each other") {
 
 namespace {
 
-// Race: in each round every waker signals once, every waiter waits for all of them and then acknowledges, and the wakers
-// wait for all acknowledgements. There are no further signals that could repair a lost wake-up: it shows as a sleep that lasts
-// to the end of its slice although the signal was complete half a slice before.
+// Race: in each round every waker signals once, every waiter waits for all of them and then acknowledges, and the
+// wakers wait for all acknowledgements. There are no further signals that could repair a lost wake-up: it shows as a
+// sleep that lasts to the end of its slice although the signal was complete half a slice before.
 //   woken, or refused to sleep     acceptable
 //   slice over, signal incomplete  acceptable   the signalling process was late, not the wake-up
 //   slice over, signal complete    FORBIDDEN    the lost wake-up

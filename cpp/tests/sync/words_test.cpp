@@ -86,8 +86,8 @@ TEST("a reader never sees a new word with an old payload in processes") {
 
 namespace {
 
-// Race: writers repeatedly claim cells, overwrite them and publish them again; readers copy and check afterwards. A cell's
-// word is even when the cell is complete, odd while a writer holds it, and only grows.
+// Race: writers repeatedly claim cells, overwrite them and publish them again; readers copy and check afterwards. A
+// cell's word is even when the cell is complete, odd while a writer holds it, and only grows.
 //   copy rejected                                acceptable   a writer was there; try again
 //   copy accepted, every byte of the word seen   acceptable
 //   copy accepted, any byte of another           FORBIDDEN    torn
@@ -144,7 +144,8 @@ struct Recycling {
         }
     }
 
-    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a time.
+    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a
+    // time.
     void watch(std::int64_t enough) {
         for (const std::int64_t end = now_ns() + 8 * second; now_ns() < end;) {
             if (torn > 0 || crowded > 0 || (blessed >= enough && refused >= enough / 100))
