@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "python/module.hpp"
+#include "python/buffer.hpp"
 #include "python/waits.hpp"
 #include "envs/async_steps.hpp"
 #include "envs/host.hpp"

@@ -15,7 +15,7 @@ SLICE_SECONDS: float
 RING_CONTROL_BYTES: int
 SLOT_HEAD_BYTES: int
 WEIGHTS_CONTROL_BYTES: int
-MOST_BUFFERS: int
+MAX_BUFFERS: int
 REPLAY_CONTROL_BYTES: int
 QUORUM_BYTES: int
 
@@ -24,7 +24,7 @@ class _Watchable(Protocol):
     def error(self, waiting: str, /) -> Exception: ...
 
 class Mapping(Buffer):
-    """A range of a file mapped into this process; a buffer that numpy can view."""
+    """A range of a file mapped into this process. Supports the buffer protocol."""
 
     def __init__(self, fd: int, offset: int, nbytes: int, writeable: bool) -> None: ...
     @property
@@ -32,9 +32,9 @@ class Mapping(Buffer):
     @property
     def closed(self) -> bool: ...
     def close(self) -> None:
-        """Refuse new work. The memory goes when its last holder goes."""
+        """Refuse new operations. The memory is unmapped when the last object that uses it is gone."""
     def retire(self) -> None:
-        """Put poisoned private pages in the place of the shared ones."""
+        """Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1."""
 
 class Signal:
     """An atomic counter that one side advances and others wait for."""
@@ -46,14 +46,14 @@ class Signal:
     @property
     def value(self) -> int: ...
     def store(self, value: int) -> None:
-        """Set the value and wake whoever waits for it."""
+        """Set the value and wake all waiters."""
     def add(self, amount: int = 1) -> int:
-        """Add, wake, and return the new value."""
+        """Add to the value, wake all waiters, and return the new value."""
     def compare_and_swap(self, expected: int, value: int) -> bool:
-        """Set the value if it is `expected`; say whether it was."""
+        """Set the value if it is `expected` and wake all waiters. Return whether it was."""
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
-        """Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and
-        with PeerDied soon after the death of one of `peers`."""
+        """Wait until the value is at least `until` and return it. Raises WaitTimeout after `timeout` seconds and
+        PeerDied soon after the death of one of `peers`."""
 
 class Words:
     """A table of atomic 64-bit words."""
@@ -67,48 +67,54 @@ class Words:
     def add(self, index: int, amount: int) -> int:
         """Add and return the new value."""
     def sum(self, first: int, stride: int) -> int:
-        """Of every `stride`-th word from `first` on."""
-    def add_each(self, indices: NDArray[np.int64], amount: int) -> None: ...
+        """Sum every `stride`-th word, beginning with `first`."""
+    def add_each(self, indices: NDArray[np.int64], amount: int) -> None:
+        """Add `amount` to each of these words."""
     def compare_and_swap(self, index: int, expected: int, value: int) -> bool: ...
     def unchanged(self, index: int, seen: int) -> bool:
-        """Whether the word still holds `seen`: what was copied since it was loaded is then whole."""
-    def load_into(self, indices: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...
+        """Return whether the word still holds `seen`. If so, data copied since it was loaded is not torn."""
+    def load_into(self, indices: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        """Load the words at `indices` into `out`."""
     def changed(self, indices: NDArray[np.int64], seen: NDArray[np.int64]) -> list[int]:
-        """The positions in `indices` whose word no longer holds what was seen there."""
+        """Return the positions i for which the word `indices[i]` no longer holds `seen[i]`."""
 
 class Rows:
+    """Fields of equal length at fixed addresses, whose rows are copied by index."""
+
     def __init__(self, count: int, fields: list[tuple[int, int, int]]) -> None: ...
-    def gather(self, indices: NDArray[np.int64], out: Rows, threads: int) -> None: ...
-    def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None: ...
+    def gather(self, indices: NDArray[np.int64], out: Rows, threads: int) -> None:
+        """Copy row `indices[i]` of every field to row i of `out`."""
+    def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None:
+        """Copy row i of every field of `values` to row `indices[i]`."""
 
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
 
 class SlotHead:
-    """What stands at the head of a slot."""
+    """The metadata of a slot, as its writer left it."""
 
     def __init__(self) -> None: ...
     @property
     def sequence(self) -> int:
-        """Which commit of the ring this is, counted from 1."""
+        """Number of the commit in the ring, from 1."""
     @property
     def policy_version(self) -> int:
-        """Of the weights that made the content."""
+        """Version of the weights that produced the content."""
     @property
     def writer(self) -> int:
-        """What the writer calls itself."""
+        """Id that the writer chose for itself."""
     @property
     def process(self) -> int:
-        """The process that wrote it, as Peer.word."""
+        """Process that wrote the slot, as Peer.word."""
     @property
     def claimed_ns(self) -> int:
-        """Wall clock, when writing began."""
+        """Wall clock in nanoseconds when the slot was claimed."""
     @property
     def committed_ns(self) -> int:
-        """Wall clock, when it ended."""
+        """Wall clock in nanoseconds when the slot was committed."""
     @property
     def rows(self) -> int:
-        """How many rows are valid, where the writer counts them."""
+        """Number of valid rows, if the writer sets it."""
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
@@ -116,7 +122,7 @@ class SlotHead:
     def __setstate__(self, state: tuple[int, ...]) -> None: ...
 
 class Ring:
-    """Slots that writers fill and readers take, each once, oldest first."""
+    """Slots that writers fill and readers take, each exactly once, oldest first."""
 
     def __init__(
         self,
@@ -131,11 +137,16 @@ class Ring:
     ) -> None: ...
     @property
     def label(self) -> str: ...
-    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None: ...
-    def abandon(self, slot: int) -> None: ...
-    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def release(self, slot: int) -> None: ...
+    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait for a slot to write and return its index."""
+    def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None:
+        """Make a claimed slot ready for readers."""
+    def abandon(self, slot: int) -> None:
+        """Give a claimed slot back without committing it."""
+    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait for the oldest unread slot and return its index."""
+    def release(self, slot: int) -> None:
+        """Free a slot that was taken."""
     def put(
         self,
         parts: TensorParts | None,
@@ -146,7 +157,7 @@ class Ring:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> bool:
-        """Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows."""
+        """Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`."""
     def get(
         self,
         parts: TensorParts | None,
@@ -154,42 +165,54 @@ class Ring:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
-        """Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows."""
+        """Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`."""
     def head(self, slot: int) -> SlotHead: ...
-    def unread(self) -> int: ...
+    def unread(self) -> int:
+        """Return the number of unread slots."""
     def reap(self) -> int:
-        """Put back what dead processes held; say how many slots that were."""
+        """Reclaim the slots that dead processes hold and return their number."""
     def counters(self) -> dict[str, int]: ...
 
 class TensorParts:
+    """The addresses of some tensors and their offsets in a block."""
+
     def __init__(self, parts: Sequence[tuple[str, object, int, object, int, int]], writeable: bool) -> None: ...
-    def same(self, tensors: Mapping_[str, object]) -> bool: ...
-    def fits(self, tensors: Mapping_[str, object]) -> bool: ...
+    def same(self, tensors: Mapping_[str, object]) -> bool:
+        """Return whether these are the same tensors as before, with the same dtypes, shapes and addresses."""
+    def fits(self, tensors: Mapping_[str, object]) -> bool:
+        """Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from
+        now on."""
 
 class Weights:
-    """The latest version of a block of bytes."""
+    """The latest version of a block of bytes, published by writers and read by any process."""
 
     def __init__(self, mapping: Mapping, control: int, buffers: int, count: int, stride: int, label: str) -> None: ...
     @property
     def label(self) -> str: ...
-    def version(self) -> int: ...
-    def publish(self, parts: TensorParts) -> int: ...
-    def publish_these(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
-        """`publish`, or 0 if the tensors are not what `parts` knows."""
+    def version(self) -> int:
+        """Return the latest version; 0 before the first publication."""
+    def publish(self, parts: TensorParts) -> int:
+        """Publish a copy of the parts and return its version."""
+    def publish_tensors(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
+        """Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies."""
     def read_new(self, parts: TensorParts | None, tensors: Mapping_[str, object], known: int) -> int:
-        """`read` unless it is the known version; -1 if the tensors are not what `parts` knows."""
-    def read(self, parts: TensorParts) -> int: ...
-    def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def retries(self) -> int: ...
+        """Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or
+        need staging copies."""
+    def read(self, parts: TensorParts) -> int:
+        """Copy the latest version into the parts and return it; 0 if there is none."""
+    def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait until this version or a later one is published and return the latest version."""
+    def retries(self) -> int:
+        """Return how many copies were overwritten while they were made, and repeated."""
 
 def row_head_bytes(linked: bool) -> int:
-    """What stands before the fields of each row."""
+    """Return the bytes before the fields of each row."""
 
 def sum_tree_bytes(count: int) -> int:
-    """What the priorities of so many rows take."""
+    """Return the bytes of a sum tree for the priorities of `count` rows."""
 
 class Replay:
-    """Rows that writers add, over and over the same slots, and samplers draw."""
+    """A replay buffer: rows that writers add into a circular table and samplers draw."""
 
     def __init__(
         self,
@@ -210,7 +233,7 @@ class Replay:
     @property
     def label(self) -> str: ...
     def add_plain(self, rows: Mapping_[str, object]) -> int:
-        """The transitions added, or -1 if it must be the other way."""
+        """Add rows without streams and return the transitions added; -1 if the caller must use `add`."""
     def add(
         self,
         rows: Mapping_[str, object],
@@ -222,35 +245,40 @@ class Replay:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> int:
-        """The transitions added, or -1 if an argument is not as it must be."""
+        """Add rows and return the transitions added; -1 if an argument is not accepted."""
     def set_priorities(self, keys: NDArray[np.int64], errors: NDArray[np.float64]) -> int:
-        """How many of the rows were still there."""
-    def begin_priorities(self) -> None: ...
+        """Set the priorities of rows by their keys and return how many of the rows were still stored."""
+    def init_priorities(self) -> None:
+        """Set the priority of the first rows of a new replay."""
     def total_priority(self) -> float: ...
-    def added(self) -> int: ...
-    def last_number(self) -> int:
-        """Of the rows that were begun, final observations included."""
-    def size(self) -> int: ...
+    def added(self) -> int:
+        """Return the transitions added since the replay was created."""
+    def last_sequence(self) -> int:
+        """Return the last sequence number that was reserved; final observations have sequence numbers, too."""
+    def size(self) -> int:
+        """Return the stored transitions."""
     def counters(self) -> dict[str, int]: ...
     def save_into(self, copy: Replay) -> int:
-        """How many rows had changed."""
-    def counters_plausible(self) -> bool: ...
-    def first_implausible(self) -> int: ...
+        """Bring `copy` up to date and return how many rows had changed."""
+    def counters_plausible(self) -> bool:
+        """Return whether writers and samplers could have left these counters."""
+    def first_implausible(self) -> int:
+        """Return the first slot with contents that no writer leaves, or -1."""
 
 class Sampler:
-    """Draws rows of a replay into a block."""
+    """Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own."""
 
     def __init__(
         self,
         replay: Replay,
-        dice: int,
+        rng: int,
         seed: int | None,
-        takes: Sequence[tuple[int, int, int, int, bool]],
+        copies: Sequence[tuple[int, int, int, int, bool]],
         row_bytes: int,
         steps: int,
         gamma: float,
         length: int,
-        places: Sequence[int],
+        offsets: Sequence[int],
     ) -> None: ...
     def sample(
         self,
@@ -259,25 +287,27 @@ class Sampler:
         threads: int,
         timeout: float | None,
         peers: Iterable[_Watchable],
-    ) -> None: ...
+    ) -> None:
+        """Draw as many rows as the block has."""
     def start(self, block: NDArray[np.uint8], beta: float, threads: int) -> None:
-        """Draw into the block in a thread of its own."""
-    def asked(self) -> int:
-        """How many were started and not taken."""
+        """Begin to draw into the block in a background thread."""
+    def started(self) -> int:
+        """Return how many batches were started and not taken."""
     def ready(self) -> bool:
-        """Whether the oldest that was started is drawn."""
+        """Return whether the batch that was started first is finished."""
     def take(self, timeout: float | None) -> bool:
-        """Wait for the oldest that was started; False at the timeout."""
+        """Wait for the batch that was started first and remove it. False at the timeout, or after `stop`."""
     def stop(self) -> None:
-        """End the thread; what was started is not drawn any more."""
+        """End the background thread; batches that are not drawn yet stay undrawn."""
 
 class Quorum:
-    """A count that many advance and one waits for."""
+    """A count that several processes advance and one waits for."""
 
     def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
     @property
     def arrived(self) -> int: ...
-    def arrive(self, many: int = 1) -> int: ...
+    def arrive(self, count: int = 1) -> int:
+        """Add to the count, wake the waiter if that completes what it waits for, and return the new count."""
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
 
 def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:

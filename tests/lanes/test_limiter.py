@@ -96,8 +96,8 @@ def test_a_sampler_that_waited_too_long_says_for_what(replay: Replay) -> None:
     add(replay, 3)
     with pytest.raises(
         WaitTimeout,
-        match=r"waited 0\.01 s for leave to sample 4 rows from the limiter of the replay of anonymous segment: 3 were "
-        r"added and 0 sampled, for a ratio of 2 after the first 10",
+        match=r"waited 0\.01 s for the limiter of the replay of anonymous segment to admit 4 rows to sample; 3 were "
+        r"added and 0 sampled, for a ratio of 2 samples per insert after the first 10",
     ):
         replay.sampler(seed=0).sample(4, timeout=0.01)
 
@@ -105,17 +105,17 @@ def test_a_sampler_that_waited_too_long_says_for_what(replay: Replay) -> None:
 def test_a_writer_that_waited_too_long_says_for_what_and_wrote_nothing(replay: Replay) -> None:
     for _ in range(8):
         add(replay, 2)
-    with pytest.raises(WaitTimeout, match=r"waited 0\.01 s for leave to add 2 rows .*: 16 were added and 0 sampled"):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.01 s for .* to admit 2 rows to add; 16 were added and 0 sampled"):
         replay.add({"x": np.arange(2)}, timeout=0.01)
     assert (replay.added, replay.size) == (16, 16)
 
 
 def test_the_death_of_a_peer_ends_the_wait_of_either_side(replay: Replay) -> None:
-    with pytest.raises(PeerDied, match=r"the collector .* leave to sample"):
+    with pytest.raises(PeerDied, match=r"the collector .* to admit 1 rows to sample"):
         replay.sampler(seed=0).sample(1, timeout=20, peers=[dead_peer("the collector")])
     for _ in range(8):
         add(replay, 2)
-    with pytest.raises(PeerDied, match=r"the learner .* leave to add"):
+    with pytest.raises(PeerDied, match=r"the learner .* to admit 2 rows to add"):
         replay.writer().add({"x": np.arange(2)}, timeout=20, peers=[dead_peer("the learner")])
 
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "python/buffer.hpp"
 #include "python/numpy_arrays.hpp"
 #include "python/waits.hpp"
 
@@ -51,7 +52,7 @@ struct ColumnWriter {
                 low = nb::cast<std::int64_t>(description[2]);
                 high = nb::cast<std::int64_t>(description[3]);
             }
-            if (PlainArray array; PlainArray::see(description[1].ptr(), array))
+            if (PlainArray array; PlainArray::try_view(description[1].ptr(), array))
                 dtype = nb::borrow(array.dtype);
             const Buffer buffer(description[1], true);
             const Py_buffer &view = buffer.view;
@@ -107,7 +108,7 @@ struct ColumnWriter {
   private:
     bool store_array(std::size_t index, nb::handle value) const {
         PlainArray array;
-        if (PlainArray::see(value.ptr(), array) && dtype.is(array.dtype)) {
+        if (PlainArray::try_view(value.ptr(), array) && dtype.is(array.dtype)) {
             static_assert(sizeof(npy_intp) == sizeof(Py_ssize_t));
             if (!std::ranges::equal(shape, array.shape))
                 return false;
@@ -168,7 +169,7 @@ struct ColumnWriter {
 
     bool store_wholes(std::size_t index, nb::handle value) const {
         PlainArray array;
-        if (!PlainArray::see(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
+        if (!PlainArray::try_view(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
             return false;
         bool within = true; // without a branch that would leave the loop early: it is done on several at a time
         for (std::size_t at = 0; at < row_bytes; at += sizeof(std::int64_t)) {

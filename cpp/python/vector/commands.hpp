@@ -30,7 +30,7 @@ class Command {
 
     Command(nb::object go, std::shared_ptr<Mapping> mapping, std::size_t offset)
         : kept_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
-          word_(reinterpret_cast<Word *>(place(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
+          word_(reinterpret_cast<Word *>(checked_address(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
 
     // By the parent. Relaxed, for it is the signal that publishes the word (PAIR publish/see): it prevents that a worker
     // sees `go` advanced and the word of the command before.

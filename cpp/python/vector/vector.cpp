@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "python/module.hpp"
+#include "python/buffer.hpp"
 #include "python/waits.hpp"
 #include "python/vector/info_packing.hpp"
 #include "python/vector/step_writer.hpp"
@@ -35,10 +36,11 @@ nb::object all_within(nb::handle array, std::int64_t low, std::int64_t high) {
 void bind_vector(nb::module_ &m) {
     m.attr("QUORUM_BYTES") = sizeof(QuorumCell);
 
-    nb::class_<Quorum>(m, "Quorum", "A count that many advance and one waits for.")
+    nb::class_<Quorum>(m, "Quorum", "A count that several processes advance and one waits for.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
         .def_prop_ro("arrived", &Quorum::arrived)
-        .def("arrive", &Quorum::arrive, "many"_a = 1)
+        .def("arrive", &Quorum::arrive, "count"_a = 1,
+             "Add to the count, wake the waiter if that completes what it waits for, and return the new count.")
         .def("wait", &Quorum::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple());
 
     m.def("all_within", &all_within, "array"_a, "low"_a, "high"_a,

@@ -320,7 +320,7 @@ TEST("async steps: the destructor does not wait for steps that have not begun, a
             AsyncSteps async_steps(hosted.host, 1 + turn % 4);
             async_steps.send(all_of(count));
             if (turn % 3 == 1)
-                dawdle(20'000);
+                busy_wait(20'000);
             if (turn % 3 == 2)
                 async_steps.wait(1, 1s);
         }

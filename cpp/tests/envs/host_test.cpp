@@ -281,7 +281,7 @@ void busy_step(const memlane_envs *envs, std::int32_t begin, std::int32_t end) {
     note(calls.steps, begin, end);
     const std::int64_t each = std::this_thread::get_id() == busy_caller ? busy_ns : busy_ns_of_helpers;
     if (each > 0)
-        dawdle(each * (end - begin));
+        busy_wait(each * (end - begin));
     for (std::int32_t i = begin; i < end; ++i)
         envs->rewards[i] = 1;
 }

@@ -198,12 +198,12 @@ class ReplayPipeline:
             sampled = self.sampler.native.take(timeout)
         except BaseException:
             # After a sampling error the request is over; after Ctrl-C it is still pending.
-            while len(self._requested) > self.sampler.native.asked():
+            while len(self._requested) > self.sampler.native.started():
                 self._free.append(self._requested.popleft())
             raise
         self._require_open()  # another thread may have closed it
         if not sampled:
-            if not self.sampler.native.asked():
+            if not self.sampler.native.started():
                 raise MemlaneError("the batch was started by the process that forked this one; start() one here")
             raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._requested.popleft()

@@ -147,7 +147,7 @@ class Replay(Lane):
             f"replay of {self.segment.label}",
         )
         if self.alpha is not None and not self.native.added():
-            self.native.begin_priorities()
+            self.native.init_priorities()
         self.roster = Roster(self.segment.words("samplers"))
         self._rng = base + segment["rng"].offset
 
@@ -325,7 +325,7 @@ class Replay(Lane):
             damage = f"its counters are inconsistent: {self.counters()}"
         elif (slot := self.native.first_implausible()) >= 0:
             damage = f"the header of row {slot} is invalid"
-        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_number()).any():
+        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_sequence()).any():
             damage = "a stream ends at a row that was never added"
         if damage:
             label = self.segment.label

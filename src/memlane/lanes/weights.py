@@ -52,8 +52,8 @@ class Weights(Lane):
     @classmethod
     def segment_layout(cls, layout: Layout, buffers: int = 3) -> Layout:
         """Return the layout of the weights' segment without creating it, for a ``MemoryBudget``."""
-        if not 2 <= buffers <= _native.MOST_BUFFERS:
-            raise ValueError(f"buffers must be 2 to {_native.MOST_BUFFERS}, found {buffers}")
+        if not 2 <= buffers <= _native.MAX_BUFFERS:
+            raise ValueError(f"buffers must be 2 to {_native.MAX_BUFFERS}, found {buffers}")
         return Layout(
             {
                 **cls._describe(layout, 1),
@@ -88,7 +88,7 @@ class Weights(Lane):
 
         Names, dtypes and shapes must be those of the layout. Never waits for readers.
         """
-        if version := self._native.publish_these(self._published, tensors):
+        if version := self._native.publish_tensors(self._published, tensors):
             return version
         parts = self._published
         if parts is None or not parts.fits(tensors):
