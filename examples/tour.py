@@ -89,9 +89,8 @@ def reclaim_the_dead(context: mp.context.SpawnContext) -> None:
     owner.kill()
     owner.join()
     (left,) = (leftover for leftover in leftovers() if leftover.path == path)
-    say(
-        f"left in /dev/shm: {left.path.name}, {left.nbytes} bytes, owner pid {left.owner.pid} ({left.owner.life.value})"
-    )
+    owner = f"owner pid {left.owner.pid} ({left.owner.state.value})"
+    say(f"left in /dev/shm: {left.path.name}, {left.nbytes} bytes, {owner}")
     say(f"reclaimed: {[leftover.path.name for leftover in reclaim()]}")
 
 

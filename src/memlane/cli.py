@@ -220,12 +220,12 @@ def doctor() -> int:
 def clean() -> None:
     """Remove the named shared memory of processes that are dead. Whoever still uses some of it keeps it."""
     from memlane.core import reclaim
-    from memlane.core.memory import readable
+    from memlane.core.memory import format_bytes
     from memlane.core.names import directory
 
     removed = reclaim()
     for one in removed:
-        _say(f"removed {one.path}, {readable(one.nbytes)}, of process {one.owner.pid}")
+        _say(f"removed {one.path}, {format_bytes(one.nbytes)}, of process {one.owner.pid}")
     if not removed:
         _say(f"nothing to remove: {directory()} has no segment of a dead process")
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from memlane._native import Mapping
 from memlane.core import Signal, WaitTimeout, leftovers
-from memlane.core.memory import group_room, machine_room, readable
+from memlane.core.memory import cgroup_memory, format_bytes, machine_memory
 from memlane.core.names import directory
 
 _MIB = 1 << 20
@@ -150,13 +150,13 @@ def _quota(folder: Path) -> list[float]:
 
 def memory(proc: Path = _PROC, groups: Path = _GROUPS) -> Iterator[Finding]:
     for name, room in (
-        ("memory of the machine", machine_room(proc)),
-        ("memory of the group", group_room(proc, groups)),
+        ("memory of the machine", machine_memory(proc)),
+        ("memory of the group", cgroup_memory(proc, groups)),
     ):
         if room is None:
             yield Finding("ok", name, "no limit")
             continue
-        words = f"{readable(room.free)} free"
+        words = f"{format_bytes(room.free)} free"
         if room.free < 256 * _MIB:
             yield Finding("fail", name, words, "too little to train: free some, or raise the limit")
         elif room.free < 2 * _GIB:
@@ -174,7 +174,7 @@ def shared_memory(folder: Path | None = None) -> Iterator[Finding]:
         yield Finding("warn", str(folder), str(error.strerror), fix)
         return
     size, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
-    words = f"{readable(free)} free of {readable(size)}"
+    words = f"{format_bytes(free)} free of {format_bytes(size)}"
     if not os.access(folder, os.W_OK):
         yield Finding("warn", str(folder), "not writable", f"chmod 1777 {folder}, or set MEMLANE_SHM_DIR")
     elif size <= 64 * _MIB:
@@ -224,9 +224,9 @@ def memlock(soft: int | None = None) -> Iterator[Finding]:
         yield Finding("ok", "locked memory", "no limit")
     elif soft < 64 * _MIB and _has_gpu():
         fix = "pinned copies to the GPU are limited: ulimit -l unlimited (docker run --ulimit memlock=-1)"
-        yield Finding("warn", "locked memory", f"at most {readable(soft)}", fix)
+        yield Finding("warn", "locked memory", f"at most {format_bytes(soft)}", fix)
     else:
-        yield Finding("ok", "locked memory", f"at most {readable(soft)}; only GPUs need more")
+        yield Finding("ok", "locked memory", f"at most {format_bytes(soft)}; only GPUs need more")
 
 
 def _has_gpu() -> bool:
@@ -247,7 +247,7 @@ def huge_pages(file: Path = _HUGE) -> Iterator[Finding]:
 def names(folder: Path | None = None) -> Iterator[Finding]:
     dead = list(leftovers(folder))
     if dead:
-        total = readable(sum(one.nbytes for one in dead))
+        total = format_bytes(sum(one.nbytes for one in dead))
         many = f"{len(dead)} segment{'s' if len(dead) > 1 else ''}, {total}"
         yield Finding("warn", "leftovers", f"{many}, of owners that are dead", "memlane clean")
     else:

@@ -33,7 +33,8 @@ import numpy as np
 import pytest
 
 from memlane import _native
-from memlane.core import Life, Peer, PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core import Peer, PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core.lowlevel import PeerState
 from tests.support import core_victims as victims
 from tests.support.core_victims import END, PAYLOAD, SURVIVORS, checksum
 
@@ -418,7 +419,7 @@ def test_a_process_killed_while_it_closes_takes_nothing_from_those_attached(hunt
         hunt.expect_no_names()
         for value, segment in attached.items():
             assert (segment["x"] == value).all()
-            assert segment.owner.life is not Life.ALIVE
+            assert segment.owner.state is not PeerState.ALIVE
         del attached, segment  # with the last holder the memory goes
         hunt.look_at_memory()
         hunt.bury(victim)

@@ -242,7 +242,7 @@ def test_fields_that_fit_one_by_one_but_not_together_are_refused() -> None:
 
 
 def test_a_description_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_module, "LONGEST_DESCRIPTION", 100)
+    monkeypatch.setattr(layout_module, "MAX_DESCRIPTION_BYTES", 100)
     with pytest.raises(LayoutError, match=r"9 fields take .* bytes to describe; 100 are possible"):
         Layout({f"field {i}": ("f4", 1) for i in range(9)})
 

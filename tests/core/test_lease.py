@@ -209,10 +209,10 @@ HOLD: dict[str, Callable[[np.ndarray[Any, Any]], object]] = {
 def test_a_lease_knows_that_somebody_holds(segment: Segment, debug: bool, way: str) -> None:
     lease = Lease(segment, debug=debug)
     held = HOLD[way](lease["obs"])
-    assert [holder.split()[0] for holder in lease.holders()] == ["obs"]
+    assert [holder.split()[0] for holder in lease.views_in_use()] == ["obs"]
     del held
     gc.collect()
-    assert lease.holders() == []
+    assert lease.views_in_use() == []
     lease.release()
 
 
@@ -246,7 +246,7 @@ def test_what_was_copied_or_computed_stays_usable(segment: Segment, debug: bool,
     lease = Lease(segment, debug=debug)
     kept = FREE[way](lease["obs"])
     expected = FREE[way](segment["obs"])
-    assert lease.holders() == []
+    assert lease.views_in_use() == []
     lease.release()
     segment["obs"][:] = -5
     if isinstance(kept, np.ndarray):
@@ -258,7 +258,7 @@ def test_what_was_copied_or_computed_stays_usable(segment: Segment, debug: bool,
 def test_in_debug_mode_holders_name_the_file_and_line_that_took_them(segment: Segment) -> None:
     with Lease(segment, debug=True) as lease:
         held = lease["obs"]
-        (holder,) = lease.holders()
+        (holder,) = lease.views_in_use()
         del held
     assert re.fullmatch(rf"obs taken at {re.escape(__file__)}:\d+ in test_in_debug_mode_\w+", holder)
 
@@ -266,7 +266,7 @@ def test_in_debug_mode_holders_name_the_file_and_line_that_took_them(segment: Se
 def test_an_array_taken_through_a_method_of_mappings_is_booked_on_the_line_of_the_caller(segment: Segment) -> None:
     with Lease(segment, debug=True) as lease:
         held = lease.get("obs")
-        (holder,) = lease.holders()
+        (holder,) = lease.views_in_use()
         del held
     assert f"obs taken at {__file__}:" in holder
 
@@ -276,7 +276,7 @@ def test_code_in_a_folder_that_only_begins_like_the_package_is_a_caller_too(segm
     with Lease(segment, debug=True) as lease:
         scope: dict[str, Any] = {"lease": lease}
         exec(compile("held = lease['obs']", file, "exec"), scope)
-        (holder,) = lease.holders()
+        (holder,) = lease.views_in_use()
         scope.clear()
     assert holder == f"obs taken at {file}:1 in <module>"
 

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlane.core import Life, Peer, PeerDied, Roster, Segment, SegmentError, die_with
+from memlane.core import Peer, PeerDied, Segment, SegmentError, die_with
 from memlane.core.children import signal_name
+from memlane.core.lowlevel import PeerState, Roster
 from tests.support.processes import (
     FIELDS,
     METHODS,
@@ -47,11 +48,11 @@ def victim() -> Iterator[Peer]:
 
 
 def test_this_process_is_alive() -> None:
-    assert Peer.current().life is Life.ALIVE
+    assert Peer.current().state is PeerState.ALIVE
 
 
 def test_a_sleeping_child_is_alive(victim: Peer) -> None:
-    assert (victim.life, victim.alive) == (Life.ALIVE, True)
+    assert (victim.state, victim.alive) == (PeerState.ALIVE, True)
 
 
 def test_a_stopped_child_is_alive(victim: Peer) -> None:
@@ -62,19 +63,19 @@ def test_a_stopped_child_is_alive(victim: Peer) -> None:
 
 def test_a_killed_child_that_nobody_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
-    assert wait_for(lambda: victim.life is Life.ZOMBIE)
+    assert wait_for(lambda: victim.state is PeerState.ZOMBIE)
     assert not victim.alive
     os.kill(victim.pid, 0)  # what others use as a test of life finds nothing wrong
 
 
 def test_a_child_that_was_collected_is_dead() -> None:
-    assert dead_peer().life is Life.DEAD
+    assert dead_peer().state is PeerState.DEAD
 
 
 def test_a_pid_with_another_start_time_is_recycled() -> None:
     me = Peer.current()
     other = Peer(me.pid, me.start - 1)
-    assert (other.life, other.alive) == (Life.RECYCLED, False)
+    assert (other.state, other.alive) == (PeerState.RECYCLED, False)
 
 
 def test_a_process_with_an_odd_name_is_read_right() -> None:
@@ -86,7 +87,7 @@ def test_a_process_with_an_odd_name_is_read_right() -> None:
         peer = Peer.of(process.pid)
         try:
             assert Path(f"/proc/{process.pid}/comm").read_text() == ") Z 1 (x\n"
-            assert (peer.life, peer.start) == (Life.ALIVE, Peer.of(process.pid).start)
+            assert (peer.state, peer.start) == (PeerState.ALIVE, Peer.of(process.pid).start)
             assert peer.start >= Peer.current().start
         finally:
             process.kill()
@@ -101,7 +102,7 @@ def test_there_is_no_peer_without_a_process() -> None:
 @pytest.mark.parametrize("pid", [0, -1, 2**22, 2**40, 2**64])
 def test_a_number_that_no_process_can_have_is_dead_in_every_way(pid: int) -> None:
     peer = Peer(pid, 1)
-    assert peer.life is Life.DEAD
+    assert peer.state is PeerState.DEAD
     assert peer.wait(0)
 
 
@@ -213,7 +214,7 @@ def test_the_obituary_of_a_child_names_the_signal_and_its_likely_reason(number: 
         victim = Peer.of(process.pid, "victim")
         process.send_signal(number)
         victim.wait(PATIENCE)
-        assert victim.obituary() == f"victim (pid {victim.pid}) was killed by {words}"
+        assert victim.describe_death() == f"victim (pid {victim.pid}) was killed by {words}"
 
 
 def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
@@ -221,24 +222,24 @@ def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
     process.start()
     peer = Peer.of(process.pid or 0, "worker 3")
     peer.wait(PATIENCE)
-    assert peer.obituary() == f"worker 3 (pid {process.pid}) exited with code 3"
+    assert peer.describe_death() == f"worker 3 (pid {process.pid}) exited with code 3"
     process.join()
 
 
 def test_an_obituary_leaves_the_exit_status_to_whoever_collects_it(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait(PATIENCE)
-    victim.obituary()
+    victim.describe_death()
     assert os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT).si_status == signal.SIGKILL  # type: ignore[union-attr]
 
 
 def test_the_obituary_of_a_stranger_says_that_it_died() -> None:
     peer = dead_peer("stranger")
-    assert peer.obituary() == f"stranger (pid {peer.pid}) died"
+    assert peer.describe_death() == f"stranger (pid {peer.pid}) died"
 
 
 def test_there_is_no_obituary_for_the_living() -> None:
-    assert Peer.current("me").obituary() == f"me (pid {os.getpid()}) is alive"
+    assert Peer.current("me").describe_death() == f"me (pid {os.getpid()}) is alive"
 
 
 def test_a_signal_without_a_name_has_its_number() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from memlane.core import (
-    Life,
     Peer,
     Segment,
     SegmentError,
@@ -27,7 +26,8 @@ from memlane.core import (
     names,
     reclaim,
 )
-from memlane.core.header import Header, pid_space
+from memlane.core.header import Header, pid_namespace
+from memlane.core.lowlevel import PeerState
 from tests.support.processes import (
     FIELDS,
     PATIENCE,
@@ -112,7 +112,7 @@ def test_a_refused_name_leaves_the_living_segment_as_it_was(shm_dir: Path) -> No
 
 
 def test_a_name_of_another_pid_namespace_is_taken_and_nobody_calls_its_owner_dead(shm_dir: Path) -> None:
-    path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_space() + 1)
+    path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
     with pytest.raises(SegmentExists, match=r"belongs to pid \d+ elsewhere"):
         Segment.create(FIELDS, name="theirs")
     assert path.exists()
@@ -187,7 +187,7 @@ def test_a_zombie_counts_as_dead() -> None:
         receive(answers)
         os.kill(process.pid or 0, signal.SIGKILL)
         owner = Peer.of(process.pid or 0)
-        assert wait_for(lambda: owner.life is Life.ZOMBIE)
+        assert wait_for(lambda: owner.state is PeerState.ZOMBIE)
         assert [leftover.owner for leftover in reclaim()] == [owner]
 
 
@@ -204,7 +204,7 @@ def test_an_owner_with_the_right_start_time_is_alive(shm_dir: Path) -> None:
 
 
 def test_an_owner_in_another_pid_namespace_is_never_judged(shm_dir: Path) -> None:
-    write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_space() + 1)
+    write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
     assert list(leftovers()) == []
     assert reclaim() == []
     assert files(shm_dir) == ["memlane-theirs"]
@@ -532,7 +532,7 @@ def test_the_hidden_file_of_a_dead_owner_is_reclaimed(shm_dir: Path) -> None:
 
 @pytest.mark.usefixtures("without_nameless_files")
 def test_the_hidden_file_of_a_living_owner_stays(shm_dir: Path) -> None:
-    fd, hidden = names.open_nameless(shm_dir)
+    fd, hidden = names.open_unnamed(shm_dir)
     os.close(fd)
     assert hidden is not None
     assert reclaim() == []
@@ -543,9 +543,9 @@ def test_the_hidden_file_of_a_living_owner_stays(shm_dir: Path) -> None:
 def test_the_hidden_file_of_another_pid_namespace_stays(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = dead_peer()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(names, "pid_space", lambda: pid_space() + 1)
+        elsewhere.setattr(names, "pid_namespace", lambda: pid_namespace() + 1)
         elsewhere.setattr(Peer, "current", lambda *_: dead)
-        fd, hidden = names.open_nameless(shm_dir)
+        fd, hidden = names.open_unnamed(shm_dir)
     os.close(fd)
     assert hidden is not None
     assert reclaim() == []

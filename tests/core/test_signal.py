@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlane import _native
-from memlane.core import SIGNAL, Peer, PeerDied, Segment, SegmentClosed, SegmentError, Signal, WaitTimeout, Words
+from memlane.core import SIGNAL, Peer, PeerDied, Segment, SegmentClosed, SegmentError, Signal, WaitTimeout
+from memlane.core.lowlevel import Words
 from tests.support.processes import PATIENCE, child, dead_peer, script, sleep_forever
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")

@@ -112,7 +112,7 @@ def test_a_value_that_does_not_fit_is_refused(
 def test_a_value_that_only_looks_different_is_stored(space: Space[Any], value: Any, stored: Any) -> None:
     column = plain_column(space, 2)
     column.write(1, value)
-    assert same(column.read_one(1), stored)
+    assert same(column.read_row(1), stored)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_value_with_one_wrong_part_is_not_stored_in_part() -> None:
     column.write(0, VALUE)
     with pytest.raises(ValueError, match=r"move.1"):
         column.write(0, {"cam": {"rgb": np.uint8([7, 7])}, "move": (2, "too long")})
-    assert same(column.read_one(0), {"cam": {"rgb": np.uint8([1, 2])}, "move": (np.int64(1), "abcd")})
+    assert same(column.read_row(0), {"cam": {"rgb": np.uint8([1, 2])}, "move": (np.int64(1), "abcd")})
 
 
 def test_a_batch_with_one_wrong_value_is_not_stored_in_part() -> None:

@@ -39,8 +39,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
-from memlane.core import Layout, LayoutError, MemlaneError, Peer, Roster, Segment, SegmentError
+from memlane.core import Layout, LayoutError, MemlaneError, Peer, Segment, SegmentError
 from memlane.core.layout import FieldSpec
+from memlane.core.lowlevel import Roster
 from memlane.lanes.batch import packed
 from memlane.lanes.lane import Lane, as_layout
 

@@ -209,7 +209,7 @@ class WriteSlot(Lease):
         self._commit = policy_version, rows
         self.release()
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         if self._commit is None:
             self._native.abandon(self.index)
         else:
@@ -243,5 +243,5 @@ class ReadSlot(Lease):
     def rows(self) -> int:
         return self.head.rows
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         self._native.release(self.index)

@@ -25,7 +25,7 @@ from memlane.core import Layout, Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.native.spec import FieldOf, Spec
-from memlane.spaces.paths import BARE, step
+from memlane.spaces.paths import ROOT_NAME, escape_key
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
@@ -274,7 +274,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         assert self._final is not None
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(ended).tolist():
-            final[row] = self._final.read_one(row)
+            final[row] = self._final.read_row(row)
         last: dict[str, Any] = {}
         for one in self.spec_of_env.infos:
             last[one.name] = self._fields[_field_name("final_info", one)].copy()
@@ -420,7 +420,7 @@ def _arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
 
 def _field_name(part: str, one: FieldOf) -> str:
     """As ``memlane.spaces`` calls it: what is not part of a dict is the ``value``."""
-    return f"{part}.{step(one.name) if one.name else BARE}"
+    return f"{part}.{escape_key(one.name) if one.name else ROOT_NAME}"
 
 
 def whole(name: str, value: Any, least: int, also: str = "") -> int:

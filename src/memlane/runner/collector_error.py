@@ -134,7 +134,7 @@ class CollectorErrors:
         return None
 
     def _died(self, collector: CollectorPeer, waiting: str) -> CollectorError:
-        worker, obituary = collector.worker, collector.obituary()
+        worker, obituary = collector.worker, collector.describe_death()
         told = self._steps.load(worker * _WORDS_PER_LINE + _WHOSE) == collector.word
         step = self.step_of(worker) if told else 0  # else it died before it began to report
         return CollectorError(

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.spaces.paths import BARE, join, step
+from memlane.spaces.paths import ROOT_NAME, escape_key, join_path
 from memlane.train.distributions import Actions, actions_for
 
 State = tuple[Tensor, Tensor]
@@ -216,11 +216,11 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 def leaves_of(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
     """The arrays of an observation, by the names that ``memlane.spaces`` gives them."""
     if isinstance(space, Dict):
-        parts = [leaves_of(one, join(path, step(key))) for key, one in space.spaces.items()]
+        parts = [leaves_of(one, join_path(path, escape_key(key))) for key, one in space.spaces.items()]
         return {name: one for some in parts for name, one in some.items()}
     if not isinstance(space, Box | Discrete):
         raise TypeError(f"policies see Box and Discrete observations and dicts of them, found {space}")
-    return {path or BARE: space}
+    return {path or ROOT_NAME: space}
 
 
 def observation_fields(space: Space[Any], leading: tuple[int, ...] = ()) -> dict[str, FieldSpec]:
@@ -234,9 +234,11 @@ def observation_fields(space: Space[Any], leading: tuple[int, ...] = ()) -> dict
 def arrays_of(space: Space[Any], observations: Any, path: str = "") -> dict[str, Any]:
     """A batch of observations as the arrays that ``leaves_of`` names."""
     if isinstance(space, Dict):
-        parts = [arrays_of(one, observations[key], join(path, step(key))) for key, one in space.spaces.items()]
+        parts = [
+            arrays_of(one, observations[key], join_path(path, escape_key(key))) for key, one in space.spaces.items()
+        ]
         return {name: one for some in parts for name, one in some.items()}
-    return {path or BARE: observations}
+    return {path or ROOT_NAME: observations}
 
 
 def is_picture(space: Space[Any]) -> bool:
