@@ -98,7 +98,7 @@ def test_a_lease_can_show_another_layout_further_in(segment: Segment, debug: boo
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_lease_beyond_the_segment_is_an_error(segment: Segment, debug: bool) -> None:
-    with pytest.raises(SegmentError, match="lie outside the"):
+    with pytest.raises(SegmentError, match="are outside the"):
         Lease(segment, offset=64, debug=debug)
 
 
@@ -175,7 +175,7 @@ def test_a_lease_can_end_after_its_segment_was_closed(segment: Segment) -> None:
 def test_a_lease_that_has_ended_gives_out_nothing(segment: Segment, debug: bool) -> None:
     lease = Lease(segment, debug=debug, label="slot 3")
     lease.release()
-    with pytest.raises(StaleView, match=r"the lease of slot 3 has ended; take field 'obs' before release\(\)"):
+    with pytest.raises(StaleView, match=r"the lease of slot 3 has ended; access field 'obs' before release\(\)"):
         lease["obs"]
 
 
@@ -440,7 +440,7 @@ STRAIGHT: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 def test_there_is_a_use_for_each_method_on_the_list() -> None:
-    assert set(STRAIGHT) == set(lease_module._STRAIGHT.split())
+    assert set(STRAIGHT) == set(lease_module._UNCHECKED_METHODS.split())
 
 
 @pytest.mark.parametrize("use", [*USES, *(f"method {name}" for name in STRAIGHT)])
@@ -450,7 +450,7 @@ def test_the_use_of_a_stale_array_is_an_error_that_names_its_taker(
     call = STRAIGHT[use.removeprefix("method ")] if use.startswith("method ") else USES[use]
     with Lease(segment, debug=True) as living:
         before = segment["obs"].copy(), segment["action"].copy()
-        pattern = rf"field '\w+' of .*, taken at {re.escape(__file__)}:\d+ in stale, was used after the lease had ended"
+        pattern = rf"field '\w+' of .*, taken at {re.escape(__file__)}:\d+ in stale, was used after the lease ended"
         with pytest.raises(StaleView, match=pattern):
             call({**stale, "living": living})
         assert np.array_equal(segment["obs"], before[0])

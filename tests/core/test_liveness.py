@@ -364,14 +364,16 @@ def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: 
     roster = Roster(board.words("places"))
     for _ in range(6):
         roster.join()
-    with pytest.raises(SegmentError, match=r"all 6 places of words 'places' of anonymous segment are taken by living"):
+    with pytest.raises(
+        SegmentError, match=r"all 6 entries of words 'places' of anonymous segment belong to running processes"
+    ):
         roster.join()
 
 
 def test_a_place_has_a_name_that_errors_can_use(board: Segment) -> None:
     roster = Roster(board.words("places"))
     roster.join()
-    assert roster.peers()[0].name == "words 'places' of anonymous segment, place 0"
+    assert roster.peers()[0].name == "words 'places' of anonymous segment, entry 0"
 
 
 def join_and_stay(board: Segment) -> None:

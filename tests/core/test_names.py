@@ -95,7 +95,7 @@ def test_a_name_of_a_living_owner_is_taken_and_the_error_says_by_whom() -> None:
     with (
         Segment.create(FIELDS, name="mine"),
         pytest.raises(
-            SegmentExists, match=f"memlane-mine exists already and belongs to pid {os.getpid()}, which is alive"
+            SegmentExists, match=f"memlane-mine already exists and belongs to pid {os.getpid()}, which is alive"
         ),
     ):
         Segment.create(FIELDS, name="mine")
@@ -113,7 +113,7 @@ def test_a_refused_name_leaves_the_living_segment_as_it_was(shm_dir: Path) -> No
 
 def test_a_name_of_another_pid_namespace_is_taken_and_nobody_calls_its_owner_dead(shm_dir: Path) -> None:
     path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
-    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ elsewhere"):
+    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ of another pid namespace"):
         Segment.create(FIELDS, name="theirs")
     assert path.exists()
 
@@ -381,7 +381,7 @@ def test_a_reclaimer_that_was_stopped_keeps_nobody_from_other_names(shm_dir: Pat
 
 @pytest.mark.usefixtures("locked")
 def test_the_name_that_a_stopped_process_is_about_to_free_is_taken() -> None:
-    with pytest.raises(SegmentExists, match=r"memlane-contested exists already and belongs to pid \d+, which is dead"):
+    with pytest.raises(SegmentExists, match=r"memlane-contested already exists and belongs to pid \d+, which is dead"):
         Segment.create(FIELDS, name="contested")
 
 
@@ -512,7 +512,7 @@ def test_a_segment_is_hidden_until_it_is_whole(shm_dir: Path, monkeypatch: pytes
     monkeypatch.setattr(Header, "write", look_and_write)
     with Segment.create(FIELDS, name="plain"):
         ((hidden,),) = seen
-        assert hidden.startswith(".memlane-unborn-")
+        assert hidden.startswith(".memlane-unfinished-")
 
 
 def die_before_the_name(name: str) -> None:
@@ -525,7 +525,7 @@ def test_the_hidden_file_of_a_dead_owner_is_reclaimed(shm_dir: Path) -> None:
     with child(die_before_the_name, "plain"):
         pass
     (hidden,) = files(shm_dir)
-    assert hidden.startswith(".memlane-unborn-")
+    assert hidden.startswith(".memlane-unfinished-")
     assert [leftover.path.name for leftover in reclaim()] == [hidden]
     assert files(shm_dir) == []
 
@@ -554,7 +554,7 @@ def test_the_hidden_file_of_another_pid_namespace_stays(shm_dir: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["", "1", "1-2-3", "a-b-c-d", "1-2-3-4-5", "-1-2-3-4"])
 def test_a_foreign_file_with_the_hidden_prefix_stays(shm_dir: Path, name: str) -> None:
-    (shm_dir / f".memlane-unborn-{name}").touch()
+    (shm_dir / f".memlane-unfinished-{name}").touch()
     assert reclaim() == []
 
 

@@ -36,7 +36,7 @@ def test_a_capacity_of_the_wrong_kind_says_which_is_missing() -> None:
 
 @pytest.mark.parametrize("items", [-1, 2.5, "3"])
 def test_a_capacity_is_a_whole_number(items: Any) -> None:
-    with pytest.raises(ValueError, match="must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="must be an integer of at least 0"):
         Capacity(items=items)
 
 
