@@ -116,7 +116,7 @@ def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page
         ("header_bytes", 0, ["inside a header", "a header of 0 bytes"]),
         ("header_bytes", 2 * PAGE, ["inside a header", f"a header of {2 * PAGE} bytes"]),
         ("header_bytes", 2**64 - 1, ["inside a header", f"a header of {2**64 - 1} bytes"]),
-        ("total_bytes", PAGE + LAYOUT.nbytes - 64, [f"{PAGE + LAYOUT.nbytes} in all", f"{PAGE + LAYOUT.nbytes - 64}"]),
+        ("total_bytes", PAGE + LAYOUT.nbytes - 64, [f"{PAGE + LAYOUT.nbytes} in total", str(PAGE + LAYOUT.nbytes - 64)]),
         ("total_bytes", PAGE + LAYOUT.nbytes + 1, [f"{PAGE + LAYOUT.nbytes + 1} bytes", f"of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 2**64 - 1, [f"{2**64 - 1} bytes", f"a file of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 0, ["inside 0 bytes", f"a header of {PAGE} bytes"]),
@@ -157,7 +157,7 @@ def test_a_layout_that_needs_more_memory_than_the_file_has_is_an_error(fd: int) 
     os.pwrite(fd, larger.to_bytes(), LAYOUT_OFFSET)
     change(fd, "layout_bytes", len(larger.to_bytes()))
     change(fd, "layout_hash", larger.hash)
-    with pytest.raises(SegmentError, match=f"{PAGE + larger.nbytes} in all for its layout"):
+    with pytest.raises(SegmentError, match=f"{PAGE + larger.nbytes} in total for its layout"):
         Header.read(fd, "here")
 
 

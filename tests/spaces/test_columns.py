@@ -250,6 +250,8 @@ def test_a_registered_custom_space_has_a_column_also_inside_others(space: Space[
 def test_a_custom_space_that_nobody_registered_is_named(function: Any) -> None:
     with pytest.raises(CustomSpaceError, match=f"Unknown.* doesn't have an registered `{function.__name__}` function"):
         function(Unknown(), {})
+    with pytest.raises(CustomSpaceError, match=r"Supported are Box, Discrete, .* Graph and Sequence\.$"):
+        function(Unknown(), {})
 
 
 @pytest.mark.parametrize("function", [fields_of, column_of])

@@ -74,7 +74,7 @@ class Peer:
         """The process that has this pid now. Raises ``PeerDied`` if there is none."""
         stat = _read_stat(pid)
         if stat is None:
-            raise PeerDied(f"no process has pid {pid}")
+            raise PeerDied(f"there is no process with pid {pid}")
         return cls(pid, stat[1], name)
 
     @property

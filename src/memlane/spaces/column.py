@@ -172,7 +172,7 @@ def fields_of(
 
     Field names are paths in the space, under ``prefix``. ``capacity`` is the largest size of graphs and sequences.
     """
-    raise unsupported_space_error(space, "fields_of")
+    raise unsupported_space_error(space, "fields_of", _SUPPORTED)
 
 
 @singledispatch
@@ -182,16 +182,21 @@ def column_of(
     prefix: str = "",  # noqa: ARG001
 ) -> Column:
     """Bind ``space`` to arrays with the fields of ``fields_of(space, n, capacity, prefix)``. Others are ignored."""
-    raise unsupported_space_error(space, "column_of")
+    raise unsupported_space_error(space, "column_of", _SUPPORTED)
 
 
-def unsupported_space_error(space: object, function: str) -> Exception:
+_SUPPORTED = (
+    " Supported are Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict, Tuple, OneOf and, with a declared capacity, "
+    "Graph and Sequence."
+)
+
+
+def unsupported_space_error(space: object, function: str, hint: str = "") -> Exception:
     """Gymnasium's error for a space that is not registered, or for an object that is not a space."""
     if isinstance(space, Space):
         return CustomSpaceError(
             f"Space of type `{type(space)}` doesn't have an registered `{function}` function. "
-            f"Register `{type(space)}` for `{function}` to support it. Supported are Box, Discrete, MultiDiscrete, "
-            "MultiBinary, Text, Dict, Tuple, OneOf, and with a declared capacity Graph and Sequence."
+            f"Register `{type(space)}` for `{function}` to support it.{hint}"
         )
     return TypeError(
         f"The space provided to `{function}` is not a gymnasium Space instance, type: {type(space)}, {space}"
