@@ -116,7 +116,11 @@ def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page
         ("header_bytes", 0, ["inside a header", "a header of 0 bytes"]),
         ("header_bytes", 2 * PAGE, ["inside a header", f"a header of {2 * PAGE} bytes"]),
         ("header_bytes", 2**64 - 1, ["inside a header", f"a header of {2**64 - 1} bytes"]),
-        ("total_bytes", PAGE + LAYOUT.nbytes - 64, [f"{PAGE + LAYOUT.nbytes} in total", str(PAGE + LAYOUT.nbytes - 64)]),
+        (
+            "total_bytes",
+            PAGE + LAYOUT.nbytes - 64,
+            [f"{PAGE + LAYOUT.nbytes} in total", f"{PAGE + LAYOUT.nbytes - 64}"],
+        ),
         ("total_bytes", PAGE + LAYOUT.nbytes + 1, [f"{PAGE + LAYOUT.nbytes + 1} bytes", f"of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 2**64 - 1, [f"{2**64 - 1} bytes", f"a file of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 0, ["inside 0 bytes", f"a header of {PAGE} bytes"]),
