@@ -40,7 +40,8 @@ def main() -> None:
     # The hyperparameters of RL Baselines3 Zoo for CartPole-v1.
     model = PPO(
         "MlpPolicy", envs, n_steps=32, batch_size=32 * args.num_envs, n_epochs=20, gamma=0.98, gae_lambda=0.8,
-        learning_rate=lambda progress: 1e-3 * progress, clip_range=lambda progress: 0.2 * progress, seed=1, device="cpu",
+        learning_rate=lambda progress: 1e-3 * progress, clip_range=lambda progress: 0.2 * progress,
+        seed=1, device="cpu",
     )  # fmt: skip
     try:
         before, _ = evaluate_policy(model, envs, n_eval_episodes=20)

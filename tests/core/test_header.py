@@ -1,4 +1,4 @@
-"""Header: what the first page of a segment says, and that no number in it is believed."""
+"""Header: the content of the first page of a segment, and that every number in it is checked."""
 
 from __future__ import annotations
 

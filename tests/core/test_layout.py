@@ -1,4 +1,4 @@
-"""Layout: where fields go, how a description travels, and which descriptions are refused."""
+"""Layout: the offsets of fields, the description that other processes read, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lease: it ends once, knows who still holds its arrays, and in debug mode catches every use after its end."""
+"""Lease: it ends once, knows which of its arrays are in use, and in debug mode detects every use after its end."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ HOLD: dict[str, Callable[[np.ndarray[Any, Any]], object]] = {
 
 @pytest.mark.parametrize("way", HOLD)
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_lease_knows_that_somebody_holds(segment: Segment, debug: bool, way: str) -> None:
+def test_a_lease_knows_that_an_array_is_in_use(segment: Segment, debug: bool, way: str) -> None:
     lease = Lease(segment, debug=debug)
     held = HOLD[way](lease["obs"])
     assert [holder.split()[0] for holder in lease.views_in_use()] == ["obs"]
@@ -292,7 +292,7 @@ def test_an_array_that_outlives_a_debug_lease_is_a_warning_that_names_its_taker(
     del held
 
 
-def test_the_lane_gets_its_slot_back_before_anybody_is_warned(segment: Segment) -> None:
+def test_the_lane_gets_its_slot_back_before_the_warning(segment: Segment) -> None:
     ends: list[int] = []
     lease = Lease(segment, debug=True, on_release=lambda: ends.append(1))
     held = lease["obs"]
@@ -302,7 +302,7 @@ def test_the_lane_gets_its_slot_back_before_anybody_is_warned(segment: Segment) 
     del held
 
 
-def test_nobody_is_warned_when_nobody_holds(segment: Segment) -> None:
+def test_there_is_no_warning_when_no_array_is_in_use(segment: Segment) -> None:
     lease = Lease(segment, debug=True)
     lease["obs"].sum()
     lease.release()
@@ -491,12 +491,12 @@ def around(segment: Segment) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def test_a_stale_array_of_floats_reads_nan_for_whoever_goes_around_the_watch(around: dict[str, Any]) -> None:
+def test_a_stale_array_of_floats_reads_nan_for_code_that_bypasses_the_check(around: dict[str, Any]) -> None:
     assert np.isnan(around["obs"]).all()
     assert math.isnan(memoryview(around["square"])[0, 0])
 
 
-def test_a_stale_array_of_integers_reads_minus_one_for_whoever_goes_around_the_watch(around: dict[str, Any]) -> None:
+def test_a_stale_array_of_integers_reads_minus_one_for_code_that_bypasses_the_check(around: dict[str, Any]) -> None:
     assert around["action"].tolist() == [-1] * 5
 
 
@@ -514,7 +514,7 @@ def test_what_is_written_to_the_segment_later_does_not_show_around_the_watch(
     assert np.isnan(around["obs"]).all()
 
 
-def test_numpy_calls_that_nobody_can_watch_get_poison_and_never_new_data(
+def test_numpy_calls_that_cannot_be_checked_get_poison_and_never_new_data(
     segment: Segment, stale: dict[str, Any]
 ) -> None:
     mine = np.zeros((4, 3))

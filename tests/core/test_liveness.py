@@ -1,4 +1,4 @@
-"""Liveness: the dead are told from the living, and take along whoever asked for it."""
+"""Liveness: dead processes are detected, described, and end the processes that are tied to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 
 @pytest.fixture
 def victim() -> Iterator[Peer]:
-    """A child that sleeps until somebody kills it."""
+    """A child that sleeps until it is killed."""
     with child(sleep_forever) as process:
         peer = Peer.of(process.pid or 0, "victim")
         yield peer
@@ -61,7 +61,7 @@ def test_a_stopped_child_is_alive(victim: Peer) -> None:
     assert not victim.wait(0.05)
 
 
-def test_a_killed_child_that_nobody_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
+def test_a_killed_child_that_was_not_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
     assert wait_for(lambda: victim.state is PeerState.ZOMBIE)
     assert not victim.alive
@@ -209,7 +209,9 @@ def exit_with(code: int) -> None:
         (signal.SIGSEGV, "SIGSEGV (an invalid memory access, most likely in native code)"),
     ],
 )
-def test_the_obituary_of_a_child_names_the_signal_and_its_likely_reason(number: signal.Signals, words: str) -> None:
+def test_the_death_of_a_child_is_described_by_the_signal_and_its_likely_reason(
+    number: signal.Signals, words: str
+) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         victim = Peer.of(process.pid, "victim")
         process.send_signal(number)
@@ -217,7 +219,7 @@ def test_the_obituary_of_a_child_names_the_signal_and_its_likely_reason(number: 
         assert victim.describe_death() == f"victim (pid {victim.pid}) was killed by {words}"
 
 
-def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
+def test_the_exit_of_a_child_is_described_by_its_code() -> None:
     process = mp.get_context("fork").Process(target=exit_with, args=(3,))
     process.start()
     peer = Peer.of(process.pid or 0, "worker 3")
@@ -226,19 +228,19 @@ def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
     process.join()
 
 
-def test_an_obituary_leaves_the_exit_status_to_whoever_collects_it(victim: Peer) -> None:
+def test_describing_a_death_leaves_the_exit_status_to_be_collected(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait(PATIENCE)
     victim.describe_death()
     assert os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT).si_status == signal.SIGKILL  # type: ignore[union-attr]
 
 
-def test_the_obituary_of_a_stranger_says_that_it_died() -> None:
+def test_the_death_of_a_process_that_is_no_child_is_described_without_a_cause() -> None:
     peer = dead_peer("stranger")
     assert peer.describe_death() == f"stranger (pid {peer.pid}) died"
 
 
-def test_there_is_no_obituary_for_the_living() -> None:
+def test_a_process_that_lives_is_described_as_alive() -> None:
     assert Peer.current("me").describe_death() == f"me (pid {os.getpid()}) is alive"
 
 
@@ -327,13 +329,13 @@ def board() -> Iterator[Segment]:
         yield segment
 
 
-def test_whoever_joins_is_listed_at_its_place(board: Segment) -> None:
+def test_a_process_that_joins_is_listed_at_its_entry(board: Segment) -> None:
     roster = Roster(board.words("places"))
     place = roster.join()
     assert roster.peers() == {place: Peer.current()}
 
 
-def test_whoever_leaves_is_not_listed(board: Segment) -> None:
+def test_a_process_that_leaves_is_not_listed(board: Segment) -> None:
     roster = Roster(board.words("places"))
     roster.leave(roster.join())
     assert roster.peers() == {}
@@ -348,13 +350,13 @@ def test_leaving_again_is_harmless_to_a_successor(board: Segment, victim: Peer) 
     assert roster.peers() == {place: victim}
 
 
-def test_the_dead_stay_listed_so_that_somebody_notices(board: Segment) -> None:
+def test_a_dead_process_stays_listed_so_that_others_notice(board: Segment) -> None:
     roster = Roster(board.words("places"))
     dead = dead_peer()
     assert roster.peers() == {} != {roster.join(dead): dead} == roster.peers()
 
 
-def test_the_place_of_the_dead_is_free_for_the_next(board: Segment) -> None:
+def test_the_entry_of_a_dead_process_is_free_for_the_next(board: Segment) -> None:
     roster = Roster(board.words("places"))
     assert roster.join(dead_peer()) == roster.join() == 0
     assert roster.peers() == {0: Peer.current()}
@@ -370,7 +372,7 @@ def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: 
         roster.join()
 
 
-def test_a_place_has_a_name_that_errors_can_use(board: Segment) -> None:
+def test_an_entry_has_a_name_that_errors_can_use(board: Segment) -> None:
     roster = Roster(board.words("places"))
     roster.join()
     assert roster.peers()[0].name == "words 'places' of anonymous segment, entry 0"
@@ -385,7 +387,7 @@ def join_and_stay(board: Segment) -> None:
 
 
 @pytest.mark.parametrize("corpses", [0, 6], ids=["empty", "full of the dead"])
-def test_of_many_that_join_at_once_each_gets_a_place_of_its_own(board: Segment, corpses: int) -> None:
+def test_of_many_that_join_at_once_each_gets_its_own_entry(board: Segment, corpses: int) -> None:
     board["places"][:corpses] = dead_peer().word
     processes = [mp.get_context("fork").Process(target=join_and_stay, args=(board,)) for _ in range(6)]
     for process in processes:

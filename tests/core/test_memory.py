@@ -1,4 +1,4 @@
-"""Memory: room is looked for before anything is taken, and the error has the numbers."""
+"""Memory: free memory is checked before anything is allocated, and the error has the numbers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_room_that_is_taken_between_the_look_and_the_reservation_is_an_error_tha
     in_tiny_shm: Run,
 ) -> None:
     code = f"""
-        memory.require = lambda *_: None  # the look found room; somebody else took it since
+        memory.require = lambda *_: None  # the check found enough; another process has taken it since
         print(refused({LARGE}, name='x'))
         print(os.listdir(folder), os.statvfs(folder).f_bfree * 4096)
     """

@@ -1,4 +1,4 @@
-"""Names: who may have one, and that the names of the dead go away while those of the living stay."""
+"""Names: which are valid, and that segments of dead owners are removed while those of running ones stay."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_refused_name_leaves_the_living_segment_as_it_was(shm_dir: Path) -> No
         assert files(shm_dir) == ["memlane-mine"]
 
 
-def test_a_name_of_another_pid_namespace_is_taken_and_nobody_calls_its_owner_dead(shm_dir: Path) -> None:
+def test_a_name_of_another_pid_namespace_is_taken_and_its_owner_does_not_count_as_dead(shm_dir: Path) -> None:
     path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
     with pytest.raises(SegmentExists, match=r"belongs to pid \d+ of another pid namespace"):
         Segment.create(FIELDS, name="theirs")
@@ -173,7 +173,7 @@ def test_the_first_segment_of_a_fresh_process_removes_the_segment_of_a_killed_ow
 
 
 @pytest.mark.usefixtures("shm_dir")
-def test_whoever_maps_a_reclaimed_segment_keeps_its_memory() -> None:
+def test_a_process_that_maps_a_reclaimed_segment_keeps_its_memory() -> None:
     leave_behind("corpse")
     with Segment.attach("corpse") as segment:
         reclaim()
@@ -318,7 +318,7 @@ def test_reclaim_looks_into_the_directory_that_it_is_given(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("shm_dir")
 def test_a_reclaimer_that_comes_late_spares_the_name_of_the_living() -> None:
-    """It saw the dead segment; since then somebody else has removed that one and taken the name."""
+    """It saw the dead segment; since then another process has removed it and taken the name."""
     leave_behind("contested")
     (seen,) = leftovers()
     with Segment.create(FIELDS, name="contested") as segment:
@@ -368,13 +368,13 @@ def locked(shm_dir: Path) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("locked")
-def test_a_reclaimer_that_was_stopped_keeps_nobody_from_reclaiming_the_rest(shm_dir: Path) -> None:
+def test_a_reclaimer_that_was_stopped_does_not_keep_others_from_reclaiming_the_rest(shm_dir: Path) -> None:
     write_segment(shm_dir / "memlane-other", dead_peer())
     assert [leftover.path.name for leftover in reclaim()] == ["memlane-other"]
 
 
 @pytest.mark.usefixtures("locked")
-def test_a_reclaimer_that_was_stopped_keeps_nobody_from_other_names(shm_dir: Path) -> None:
+def test_a_reclaimer_that_was_stopped_does_not_keep_others_from_other_names(shm_dir: Path) -> None:
     with Segment.create(FIELDS, name="mine"):
         assert files(shm_dir) == ["memlane-contested", "memlane-mine"]
 

@@ -311,7 +311,7 @@ def test_arrays_that_cannot_be_copied_as_rows_are_an_error_that_names_the_field(
         Rows(arrays)
 
 
-def test_values_that_nobody_else_holds_live_until_they_are_copied() -> None:
+def test_values_without_other_references_live_until_they_are_copied() -> None:
     class Fresh(dict[str, np.ndarray[Any, Any]]):
         """Every look makes a new array."""
 

@@ -1,4 +1,4 @@
-"""Segment: making, finding, sharing, passing on and ending one, and that no order of these can crash."""
+"""Segment: create, attach, pickle and close, and that no order of these can crash."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_two_mappings_show_the_same_memory(make: Make, kind: str) -> None:
         assert (again["obs"][1, 2], segment["count"][3]) == (5, 6)
 
 
-def test_a_file_outlives_everybody(shm_dir: Path) -> None:
+def test_a_file_outlives_all_processes(shm_dir: Path) -> None:
     path = shm_dir / "file"
     with Segment.create(FIELDS, file=path) as segment:
         segment["obs"][:] = 3
@@ -192,9 +192,9 @@ def test_attach_takes_no_name_and_file_at_once() -> None:
 
 
 @pytest.mark.usefixtures("shm_dir")
-def test_a_name_that_nobody_has_is_missing() -> None:
-    with pytest.raises(SegmentMissing, match=r"there is no segment at .*memlane-nobody"):
-        Segment.attach("nobody")
+def test_a_name_that_does_not_exist_is_missing() -> None:
+    with pytest.raises(SegmentMissing, match=r"there is no segment at .*memlane-nothing"):
+        Segment.attach("nothing")
 
 
 @pytest.mark.usefixtures("shm_dir")
@@ -547,7 +547,7 @@ def test_a_file_can_be_unlinked_after_the_segment_was_closed(make: Make) -> None
 
 
 @pytest.mark.parametrize("kind", ["named", "file"])
-def test_whoever_maps_a_segment_keeps_it_when_its_name_goes(make: Make, kind: str) -> None:
+def test_a_process_that_maps_a_segment_keeps_it_when_its_name_goes(make: Make, kind: str) -> None:
     segment = make(kind)
     with attach_to(segment) as again:
         again.unlink()
@@ -596,7 +596,7 @@ def test_an_attacher_that_closes_leaves_the_name(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_memory_survives_its_creator_while_somebody_maps_it(make: Make, kind: str) -> None:
+def test_the_memory_survives_its_creator_while_another_process_maps_it(make: Make, kind: str) -> None:
     segment = make(kind)
     segment["obs"][:] = 1
     with attach_to(segment) as again:
@@ -613,7 +613,7 @@ def test_the_last_attacher_can_pass_the_memory_of_a_closed_creator_on(make: Make
         assert ask(total, again, method="forkserver") == 12
 
 
-def test_a_segment_that_nobody_holds_closes_itself(shm_dir: Path) -> None:
+def test_a_segment_without_references_closes_itself(shm_dir: Path) -> None:
     segment = Segment.create(FIELDS, name="dropped")
     descriptor = segment._fd
     del segment

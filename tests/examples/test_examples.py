@@ -50,7 +50,7 @@ def test_an_environment_of_ones_own_is_trained_and_gets_better(tmp_path: Path) -
 
 
 def test_a_training_whose_collectors_are_killed_goes_on(tmp_path: Path) -> None:
-    # Not more than three: whoever kills faster than collectors start sees no episode end, and so no mean return.
+    # Not more than three: if kills come faster than collectors start, no episode ends, and there is no mean return.
     few = ["--every", "0.1", "--kills", "3", "--target", "100"]
     printed = run(tmp_path, "survive_a_crash", *few, "--folder", "run")
     kills, lost, started = map(int, re.findall(r"(\d+) kills; (\d+) collectors were lost, (\d+) started", printed)[0])

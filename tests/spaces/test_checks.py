@@ -1,4 +1,4 @@
-"""The checks of columns: what does not belong to the space is an error that names the place, and nothing is stored."""
+"""The checks of columns: a value that does not fit the space is an error with its path, and nothing is stored."""
 
 from __future__ import annotations
 

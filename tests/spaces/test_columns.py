@@ -1,4 +1,4 @@
-"""Columns: whatever a space has, its rows give back, in the form that Gymnasium's batches have."""
+"""Columns: values are read as they were written, in the form of Gymnasium's batches."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_a_registered_custom_space_has_a_column_also_inside_others(space: Space[
 
 
 @pytest.mark.parametrize("function", [fields_of, column_of])
-def test_a_custom_space_that_nobody_registered_is_named(function: Any) -> None:
+def test_a_custom_space_that_is_not_registered_is_named(function: Any) -> None:
     with pytest.raises(CustomSpaceError, match=f"Unknown.* doesn't have an registered `{function.__name__}` function"):
         function(Unknown(), {})
     with pytest.raises(CustomSpaceError, match=r"Supported are Box, Discrete, .* Graph and Sequence\.$"):

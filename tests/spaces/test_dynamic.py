@@ -1,4 +1,4 @@
-"""Graph and Sequence: they work with a declared capacity, and what exceeds it says by how much."""
+"""Graph and Sequence: they work with a declared capacity, and a larger value is an error with the numbers."""
 
 from __future__ import annotations
 
