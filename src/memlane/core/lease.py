@@ -122,8 +122,8 @@ class Lease(Mapping[str, NDArray[Any]]):
         return len(self.layout)
 
     def views_in_use(self) -> list[str]:
-        """The names of the arrays from this lease that are still referenced, directly or by a slice or tensor of
-        theirs. In debug mode with the line that took each."""
+        """The names of the arrays from this lease that are still referenced, directly or through a slice or tensor. In
+        debug mode, each with the line that took it."""
         return [f"{name} taken at {line}" if line else name for ref, name, line in self._taken if ref() is not None]
 
     @property
