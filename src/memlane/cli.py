@@ -241,12 +241,12 @@ def clean() -> None:
     """Remove named shared memory that dead processes left behind. Live processes that have it mapped can go on using
     it."""
     from memlane.core import reclaim
-    from memlane.core.memory import readable
+    from memlane.core.memory import format_bytes
     from memlane.core.names import directory
 
     removed = reclaim()
     for leftover in removed:
-        _print(f"removed {leftover.path}, {readable(leftover.nbytes)}, of process {leftover.owner.pid}")
+        _print(f"removed {leftover.path}, {format_bytes(leftover.nbytes)}, of process {leftover.owner.pid}")
     if not removed:
         _print(f"nothing to remove: {directory()} has no segment of a dead process")
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from memlane._native import Mapping
 from memlane.core import Signal, WaitTimeout, leftovers
-from memlane.core.memory import group_room, machine_room, readable
+from memlane.core.memory import cgroup_memory, format_bytes, machine_memory
 from memlane.core.names import directory
 
 _MIB = 1 << 20
@@ -154,13 +154,13 @@ def _cpu_quota(group: Path) -> list[float]:
 
 def memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[Finding]:
     for name, room in (
-        ("machine memory", machine_room(proc)),
-        ("control group memory", group_room(proc, cgroups)),
+        ("machine memory", machine_memory(proc)),
+        ("control group memory", cgroup_memory(proc, cgroups)),
     ):
         if room is None:
             yield Finding("ok", name, "no limit")
             continue
-        found = f"{readable(room.free)} free"
+        found = f"{format_bytes(room.free)} free"
         if room.free < 256 * _MIB:
             yield Finding("fail", name, found, "not enough to train: free some memory, or raise the limit")
         elif room.free < 2 * _GIB:
@@ -179,7 +179,7 @@ def shared_memory(folder: Path | None = None) -> Iterator[Finding]:
         yield Finding("warn", str(folder), str(error.strerror), fix)
         return
     size, free = system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
-    found = f"{readable(free)} free of {readable(size)}"
+    found = f"{format_bytes(free)} free of {format_bytes(size)}"
     if not os.access(folder, os.W_OK):
         yield Finding("warn", str(folder), "not writable", f"chmod 1777 {folder}, or set MEMLANE_SHM_DIR")
     elif size <= 64 * _MIB:
@@ -234,9 +234,9 @@ def memlock(soft: int | None = None) -> Iterator[Finding]:
         yield Finding("ok", "locked memory", "no limit")
     elif soft < 64 * _MIB and _has_gpu():
         fix = "pinned copies to the GPU are limited: ulimit -l unlimited (docker run --ulimit memlock=-1)"
-        yield Finding("warn", "locked memory", f"at most {readable(soft)}", fix)
+        yield Finding("warn", "locked memory", f"at most {format_bytes(soft)}", fix)
     else:
-        yield Finding("ok", "locked memory", f"at most {readable(soft)}; only GPUs need more")
+        yield Finding("ok", "locked memory", f"at most {format_bytes(soft)}; only GPUs need more")
 
 
 def _has_gpu() -> bool:
@@ -258,7 +258,7 @@ def huge_pages(file: Path = _HUGE_PAGES) -> Iterator[Finding]:
 def leftover_segments(folder: Path | None = None) -> Iterator[Finding]:
     segments = list(leftovers(folder))
     if segments:
-        size = readable(sum(segment.nbytes for segment in segments))
+        size = format_bytes(sum(segment.nbytes for segment in segments))
         count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
         yield Finding("warn", "leftovers", f"{count} of dead processes, {size}", "memlane clean")
     else:

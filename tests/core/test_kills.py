@@ -33,7 +33,8 @@ import numpy as np
 import pytest
 
 from memlane import _native
-from memlane.core import Life, Peer, PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core import Peer, PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core.lowlevel import PeerState
 from tests.support import core_victims as victims
 from tests.support.core_victims import END, PAYLOAD, SURVIVORS, checksum
 
@@ -157,7 +158,7 @@ class Hunt:
         self._books[victim.phase] += 1
 
     def died(self, victim: Victim) -> bool:
-        """Of a victim that was told to kill itself at some system call: whether it came that far."""
+        """For a victim that kills itself at some system call: whether it got there."""
         status = self.template.ask("reap", victim.pid, PATIENCE)
         victim.peer.close()
         assert status in (0, -signal.SIGKILL)
@@ -223,10 +224,10 @@ class Hunt:
         assert sum(self._at_stake) > LEAST_AT_STAKE, "the kills could not have leaked enough to be seen"
         assert sum(self._leaked) < sum(self._at_stake) / 4, f"bytes left behind, by kill: {self._leaked}"
 
-    def expect_nobody_left(self) -> None:
+    def expect_no_process_left(self) -> None:
         ends, gone_ns = self.template.ask("reap_all", 1.0)
         assert gone_ns is not None, "processes left running"
-        assert ends == {}, f"processes that nobody waited for: {ends}"
+        assert ends == {}, f"processes that were not waited for: {ends}"
 
 
 def shmem() -> int:
@@ -284,7 +285,7 @@ def hunt(template: Template, folder: Path, dose: int, request: pytest.FixtureReq
         yield hunt
         hunt.board.close()
         if request.session.testsfailed == failures:  # a test that failed has left things behind and said so
-            hunt.expect_nobody_left()
+            hunt.expect_no_process_left()
             hunt.expect_no_names()
             hunt.expect_promise_kept()
             assert len(os.listdir("/proc/self/fd")) <= descriptors, "the survivor lost descriptors"
@@ -341,7 +342,7 @@ def test_a_process_killed_at_any_system_call_of_making_a_segment_leaves_nothing(
 
 
 def expect_file_whole_or_missing(path: Path, victim: Victim) -> None:
-    """A file is meant to outlive everybody; what must not be is half of one. Takes it away."""
+    """A file is meant to outlive all processes, but it must be complete. Removes it."""
     if path.exists():
         with Segment.attach(file=path) as found:
             assert found.owner == victim.peer
@@ -418,7 +419,7 @@ def test_a_process_killed_while_it_closes_takes_nothing_from_those_attached(hunt
         hunt.expect_no_names()
         for value, segment in attached.items():
             assert (segment["x"] == value).all()
-            assert segment.owner.life is not Life.ALIVE
+            assert segment.owner.state is not PeerState.ALIVE
         del attached, segment  # with the last holder the memory goes
         hunt.look_at_memory()
         hunt.bury(victim)
@@ -450,7 +451,9 @@ def test_a_process_killed_at_any_system_call_of_reclaim_leaves_the_rest_to_the_n
             break
 
 
-def test_a_process_stopped_at_any_system_call_of_reclaim_keeps_nobody_from_making_segments(hunt: Hunt) -> None:
+def test_a_process_stopped_at_any_system_call_of_reclaim_does_not_keep_others_from_creating_segments(
+    hunt: Hunt,
+) -> None:
     for call in itertools.count():
         hunt.wipe_board()
         hunt.leave_corpses(["corpse"], unborn=1)
@@ -483,7 +486,7 @@ def test_a_name_whose_holder_is_killed_is_free_for_the_others(hunt: Hunt) -> Non
         before = hunt.board["accepted"][:2].copy()
         deadline = time.monotonic() + PATIENCE
         while (hunt.board["accepted"][:2] == before).any():
-            assert time.monotonic() < deadline, f"nobody gets the name that was held in {victim.phase!r}"
+            assert time.monotonic() < deadline, f"no process gets the name that was held in {victim.phase!r}"
             time.sleep(0.001)
         hunt.promised(victim.killed_ns)
         change.store(END)
@@ -525,7 +528,7 @@ def holds(lane: Segment, place: int, number: int) -> bool:
 
 
 def left_by_writer(lane: Segment) -> str:
-    """Where the writer was killed, told by what it left."""
+    """Where the writer was killed, as what it left shows."""
     claims, version = lane["claims"], lane.signal("version").value
     if (claims < 0).any():
         place = int(np.argmin(claims))
@@ -556,7 +559,7 @@ def test_a_waiter_that_is_killed_costs_the_other_waiters_no_change(hunt: Hunt) -
     exchange.expect_prompt()
 
 
-def test_a_waiter_that_is_stopped_delays_nobody(hunt: Hunt) -> None:
+def test_a_waiter_that_is_stopped_delays_no_other(hunt: Hunt) -> None:
     survivors = [hunt.start("echo", place, spin_ns) for place, spin_ns in enumerate([0, 50_000])]
     exchange = Exchange(hunt, places=2)
     for number in hunt.rounds(16):

@@ -155,7 +155,7 @@ def test_bytes_per_transition_counts_row_and_priority() -> None:
         ({"observations": ["obs"]}, ValueError, "observations=['obs'] need streams"),
         ({"alpha": 0.0}, ValueError, "alpha must be above 0"),
         ({"alpha": float("nan")}, ValueError, "alpha must be above 0"),
-        ({"name": "a", "file": "b"}, SegmentError, "named or file-backed, not both"),
+        ({"name": "a", "file": "b"}, SegmentError, "expected a name or a file, not both"),
         ({"capacity": 2**45}, BudgetError, "bytes"),
     ],
 )
@@ -667,7 +667,7 @@ def test_after_close_everything_says_so(single: Replay) -> None:
 
 def test_samplers_give_their_places_back_when_they_are_closed_or_forgotten(plain: Replay) -> None:
     kept = [plain.sampler(seed=0) for _ in range(MAX_SAMPLERS)]
-    with pytest.raises(SegmentError, match=f"all {MAX_SAMPLERS} places"):
+    with pytest.raises(SegmentError, match=f"all {MAX_SAMPLERS} entries"):
         plain.sampler()
     kept[3].close()
     kept[3].close()

@@ -514,7 +514,7 @@ def test_in_debug_mode_a_view_that_outlives_its_slot_is_caught(monkeypatch: pyte
         view = slot["x"]
         with pytest.warns(StaleViewWarning, match="x taken at .*test_ring.py"):
             slot.release()
-        with pytest.raises(StaleView, match="was used after the lease had ended"):
+        with pytest.raises(StaleView, match="was used after the lease ended"):
             view.sum()
 
 

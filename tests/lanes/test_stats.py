@@ -147,7 +147,7 @@ def test_each_collector_has_a_place_of_its_own() -> None:
 def test_when_all_places_are_taken_by_the_living_the_next_one_is_told_so() -> None:
     with Stats(1, places=1) as stats:
         stats.collector()
-        with pytest.raises(MemlaneError, match=r"all 1 places .* are taken by living processes"):
+        with pytest.raises(MemlaneError, match=r"all 1 entries .* belong to running processes"):
             stats.collector()
 
 

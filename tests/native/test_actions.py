@@ -177,7 +177,7 @@ REFUSED |= {
     "a field out of its bounds": ("mixed", {**GOOD, "gear": [9] * 3}, "'gear'.*expected 1 to 5, found 9"),
     "without a field": ("mixed", {"push": GOOD["push"], "levers": GOOD["levers"]}, "expected the keys.*'gear'"),
     "a field too many": ("mixed", {**GOOD, "brake": [0] * 3}, "expected the keys.*'brake'"),
-    "fields of different lengths": ("mixed", {**GOOD, "gear": [1, 1]}, "expected .*as many.*found"),
+    "fields of different lengths": ("mixed", {**GOOD, "gear": [1, 1]}, "expected .*the same number of values.*found"),
     "all fields too short": ("mixed", {name: one[:2] for name, one in GOOD.items()}, "3 environments, found 2"),
     "a field of another shape": ("mixed", {**GOOD, "push": [[0, 0, 0]] * 3}, r"'push'.*found \(3, 3\)"),
 }

@@ -308,7 +308,7 @@ def leave_corpses(board: Segment, names_: list[str], unborn: int) -> None:
     """Makes segments to be killed with: finished ones, and some that were begun where there is no O_TMPFILE."""
     kept: list[object] = [Segment.create({"x": (np.uint8, 4096)}, name=name) for name in names_]
     without_tmpfile()
-    kept += [names.open_nameless(names.directory()) for _ in range(unborn)]
+    kept += [names.open_unnamed(names.directory()) for _ in range(unborn)]
     begin(board, victim=True)
     signal.pause()
     del kept

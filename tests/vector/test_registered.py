@@ -249,8 +249,8 @@ def test_a_column_of_a_registered_space_reads_some_rows_and_single_ones() -> Non
         column.write(env, value(space, env, 5))
     assert_same(column.read(1, 3), shown(space, {1: 5, 2: 5}))
     assert_same(column.read(2, 2)["point"], np.empty((0, 2)))
-    assert_same(column.read_one(2), value(space, 2, 5))
-    before = column.read_one(0)
+    assert_same(column.read_row(2), value(space, 2, 5))
+    before = column.read_row(0)
     column.write(0, value(space, 0, 6))
     assert_same(before, value(space, 0, 5))
 
@@ -384,7 +384,7 @@ MIXED = Dict({"letter": Letter(), "path": Sequence(Discrete(100))})
 def test_a_capacity_reaches_the_sequences_next_to_a_registered_space(capacity: Any) -> None:
     column = RegisteredColumn.create(MIXED, N, capacity)
     column.write(1, {"letter": "x", "path": (7, 8, 9)})
-    assert column.read_one(1) == {"letter": "x", "path": (7, 8, 9)}
+    assert column.read_row(1) == {"letter": "x", "path": (7, 8, 9)}
     with pytest.raises(ValueError, match="4 items needed, but the capacity declared is 3"):
         column.write(1, {"letter": "x", "path": (7, 8, 9, 10)})
 
@@ -393,7 +393,7 @@ def test_a_capacity_reaches_the_sequences_next_to_a_registered_space(capacity: A
 def test_a_capacity_reaches_a_registered_function_that_asks_for_it(space: Space[Any]) -> None:
     column = RegisteredColumn.create(space, N, Capacity(items=3))
     column.write(2, value(space, 2, 3))
-    assert_same(column.read_one(2), value(space, 2, 3))
+    assert_same(column.read_row(2), value(space, 2, 3))
 
 
 def test_a_capacity_for_a_registered_space_that_takes_none_is_refused() -> None:

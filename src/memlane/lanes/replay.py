@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from memlane import _native
-from memlane.core import Layout, LayoutError, MemlaneError, Roster, Segment, SegmentError
+from memlane.core import Layout, LayoutError, MemlaneError, Segment, SegmentError
 from memlane.core.layout import FieldSpec
+from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import packed
 from memlane.lanes.lane import Lane, as_layout

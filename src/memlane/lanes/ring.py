@@ -234,7 +234,7 @@ class WriteSlot(Lease):
         self._commit = policy_version, rows
         self.release()
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         if self._commit is None:
             self._native.abandon(self.index)
         else:
@@ -272,5 +272,5 @@ class ReadSlot(Lease):
         """Number of valid rows, as the writer gave it."""
         return self.head.rows
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         self._native.release(self.index)

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core import MemlaneError, Peer, Roster, SegmentClosed
+from memlane.core import MemlaneError, Peer, SegmentClosed
+from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import Batch, BlockPool, alignment_of, packed_fields
 from memlane.lanes.replay import TRANSITION, Replay

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
-from memlane.core import Layout, Roster
+from memlane.core import Layout
+from memlane.core.lowlevel import Roster
 from memlane.lanes.lane import Lane
 from memlane.lanes.tensors import TensorParts
 

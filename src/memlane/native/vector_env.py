@@ -24,7 +24,7 @@ from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.core.suggestions import did_you_mean
 from memlane.native.spec import Field, Spec
-from memlane.spaces.paths import BARE, step
+from memlane.spaces.paths import ROOT_NAME, escape_key
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
@@ -313,7 +313,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         assert self._final is not None
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(ended).tolist():
-            final[row] = self._final.read_one(row)
+            final[row] = self._final.read_row(row)
         final_info: dict[str, Any] = {}
         for info in self.native_spec.infos:
             final_info[info.name] = self._fields[_field_name("final_info", info)].copy()
@@ -467,7 +467,7 @@ def _host_arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
 
 def _field_name(group: str, field: Field) -> str:
     """The column name that ``memlane.spaces`` uses: a field without a name is the ``value``."""
-    return f"{group}.{step(field.name) if field.name else BARE}"
+    return f"{group}.{escape_key(field.name) if field.name else ROOT_NAME}"
 
 
 def check_int(name: str, value: Any, minimum: int, alternatives: str = "") -> int:

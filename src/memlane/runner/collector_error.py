@@ -172,15 +172,15 @@ class CollectorErrors:
         return None
 
     def _died(self, collector: CollectorPeer, waiting: str) -> CollectorDied:
-        worker, obituary = collector.worker, collector.obituary()
+        worker, description = collector.worker, collector.describe_death()
         # Another process in that word: the collector died before it entered reporting().
         reported = self._steps.load(worker * _WORDS_PER_LINE + _PROCESS) == collector.word
         step = self.step_of(worker) if reported else 0
         return CollectorDied(
-            f"{obituary}, after step {step}{_while(waiting)}",
+            f"{description}, after step {step}{_while(waiting)}",
             worker=worker,
             pid=collector.pid,
-            type_name=obituary,
+            type_name=description,
             step=step,
             peer=Peer(collector.pid, collector.start, collector.name),
         )

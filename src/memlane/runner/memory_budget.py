@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from memlane.core import BudgetError, Layout, names
 from memlane.core.header import Header
-from memlane.core.memory import Room, directory_room, group_room, machine_room, readable
+from memlane.core.memory import FreeMemory, cgroup_memory, directory_space, format_bytes, machine_memory
 
 
 class BudgetWarning(RuntimeWarning):
@@ -71,7 +71,7 @@ class MemoryBudget:
         """Bytes of all lanes."""
         return sum(item.nbytes for item in self.items)
 
-    def check(self, *rooms: Room) -> None:
+    def check(self, *rooms: FreeMemory) -> None:
         """Compare with ``rooms``; by default, with the free memory of the machine and the control group, and for named
         lanes that of /dev/shm."""
         if not self.items:
@@ -82,32 +82,33 @@ class MemoryBudget:
         if _share(room, items) > self.warn_at:
             warnings.warn(_describe_excess(room, items, self.warn_at), BudgetWarning, stacklevel=2)
 
-    def _limits(self) -> list[tuple[Room, list[Item]]]:
+    def _limits(self) -> list[tuple[FreeMemory, list[Item]]]:
         """Return the memory limits of this process, each with the lanes that count against it."""
-        limits = [(room, self.items) for room in (machine_room(), group_room()) if room is not None]
+        limits = [(room, self.items) for room in (machine_memory(), cgroup_memory()) if room is not None]
         if named := [item for item in self.items if item.named]:
-            limits.append((directory_room(names.directory()), named))
+            limits.append((directory_space(names.directory()), named))
         return limits
 
     def __str__(self) -> str:
         width = max((len(item.name) for item in self.items), default=0)
-        lines = [f"  {item.name:<{width}}  {readable(item.nbytes)}" for item in self.items]
-        return "\n".join([f"memory needed: {readable(self.nbytes)}", *lines])
+        lines = [f"  {item.name:<{width}}  {format_bytes(item.nbytes)}" for item in self.items]
+        return "\n".join([f"memory needed: {format_bytes(self.nbytes)}", *lines])
 
 
 def _largest(items: list[Item]) -> Item:
     return max(items, key=lambda item: item.nbytes)
 
 
-def _share(room: Room, items: list[Item]) -> float:
+def _share(room: FreeMemory, items: list[Item]) -> float:
     nbytes = sum(item.nbytes for item in items)
     return nbytes / room.free if room.free else math.inf
 
 
-def _describe_excess(room: Room, items: list[Item], share: float) -> str:
+def _describe_excess(room: FreeMemory, items: list[Item], share: float) -> str:
     nbytes, largest = sum(item.nbytes for item in items), _largest(items)
     advice = f"lower {largest.lower}" if largest.lower else f"make {largest.name} smaller"
     return (
-        f"the lanes need {readable(nbytes)} ({nbytes} bytes), more than {share:.0%} of the {readable(room.free)} that "
-        f"{room.limit} has free; the largest is {largest.name} with {readable(largest.nbytes)}: {advice}"
+        f"the lanes need {format_bytes(nbytes)} ({nbytes} bytes), more than {share:.0%} of the "
+        f"{format_bytes(room.free)} that {room.limit} has free; "
+        f"the largest is {largest.name} with {format_bytes(largest.nbytes)}: {advice}"
     )

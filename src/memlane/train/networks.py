@@ -17,7 +17,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Space
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.spaces.paths import BARE, join, step
+from memlane.spaces.paths import ROOT_NAME, escape_key, join_path
 from memlane.train.distributions import Distribution, make_distribution
 
 State = tuple[Tensor, Tensor]
@@ -241,19 +241,21 @@ def _orthogonal_linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
 def leaf_spaces(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
     """The leaves of an observation space, by the names that ``memlane.spaces`` gives them."""
     if isinstance(space, Dict):
-        parts = [leaf_spaces(part, join(path, step(key))) for key, part in space.spaces.items()]
+        parts = [leaf_spaces(part, join_path(path, escape_key(key))) for key, part in space.spaces.items()]
         return {name: leaf for part in parts for name, leaf in part.items()}
     if not isinstance(space, Box | Discrete):
         raise TypeError(f"policies take Box and Discrete observations and dicts of them, found {space}")
-    return {path or BARE: space}
+    return {path or ROOT_NAME: space}
 
 
 def leaf_arrays(space: Space[Any], observations: Any, path: str = "") -> dict[str, Any]:
     """The arrays of a batch of observations, by the names of their leaves."""
     if isinstance(space, Dict):
-        parts = [leaf_arrays(part, observations[key], join(path, step(key))) for key, part in space.spaces.items()]
+        parts = [
+            leaf_arrays(part, observations[key], join_path(path, escape_key(key))) for key, part in space.spaces.items()
+        ]
         return {name: array for part in parts for name, array in part.items()}
-    return {path or BARE: observations}
+    return {path or ROOT_NAME: observations}
 
 
 def leaf_fields(space: Space[Any], leading: tuple[int, ...] = ()) -> dict[str, FieldSpec]:

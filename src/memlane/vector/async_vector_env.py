@@ -314,7 +314,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             messages = [("step", singles[envs.start : envs.stop]) for envs in ranges]
             self._give(AsyncState.WAITING_STEP, self._supervisor.tell, messages)
         else:
-            if not column.fill(actions):
+            if not column.try_write_all(actions):
                 count, content = column.convert_batch(actions)
                 self._require_one_each(count)
                 column.store_batch(0, content)
@@ -608,7 +608,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if column is None:
             self._supervisor.last_observations = deepcopy(self._single)
         elif isinstance(column, RegisteredColumn):
-            self._supervisor.last_observations = column.load_each()
+            self._supervisor.last_observations = column.load_values()
         else:
             self._supervisor.last_observations = list(iterate(self.observation_space, column.read(copy=True)))
 
@@ -616,7 +616,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column, last = self._steps.observations, self._supervisor.last_observations
         if last is not None:
             for env in envs:
-                last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
+                last[env] = deepcopy(self._single[env] if column is None else column.read_row(env))
 
     def _declared(self) -> list[entries.Entries]:
         """What was declared in ``info_spec``, as the entries that messages have."""

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from memlane import _native
 from memlane.core.rows import address
 from memlane.spaces.column import Column
-from memlane.spaces.nested import PartsColumn
+from memlane.spaces.nested import CompositeColumn
 from memlane.vector.step_segment import STEPS, THROUGH, Steps
 
 
@@ -63,7 +63,7 @@ class StepWriter:
 def _place(column: Column, mine: slice) -> tuple[Any, ...] | None:
     """What the native side is told of a column; None if it has something in it that is left to Python."""
     space: Space[Any] = column.space
-    if isinstance(column, PartsColumn):
+    if isinstance(column, CompositeColumn):
         parts = [_place(part, mine) for part in column.parts]
         if not parts or any(part is None for part in parts):
             return None

@@ -276,7 +276,7 @@ class Worker:
         if self.mode is not AutoresetMode.SAME_STEP:
             return None
         column = self.steps.observations
-        return self.last.get(k) if column is None else deepcopy(column.read_one(self.first + k))
+        return self.last.get(k) if column is None else deepcopy(column.read_row(self.first + k))
 
     def _fail(self, k: int, error: Exception, reset: dict[str, Any] | None = None) -> None:
         failure = self._failure(error, k)

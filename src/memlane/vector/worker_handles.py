@@ -42,7 +42,7 @@ class WorkerPeer(Peer):
         self.handle = handle
 
     def error(self, waiting: str) -> WorkerDied:
-        return self.handle.died(self.handle.verdict or self.obituary(), waiting)
+        return self.handle.died(self.handle.verdict or self.describe_death(), waiting)
 
     def _cause(self) -> str:
         # The fork server's children are not ours; multiprocessing asks it how they ended.
