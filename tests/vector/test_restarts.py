@@ -199,12 +199,12 @@ class Interrupted:
     def __init__(self, commands: Any) -> None:
         self.commands = commands
 
-    def give_all(self, cell: int, order: int) -> None:
-        self.commands.give_all(cell, order)
+    def issue_all(self, cell: int, command: int) -> None:
+        self.commands.issue_all(cell, command)
         raise KeyboardInterrupt
 
-    def give(self, workers: list[int], cell: int, order: int) -> None:
-        self.commands.give(workers, cell, order)
+    def issue(self, workers: list[int], cell: int, command: int) -> None:
+        self.commands.issue(workers, cell, command)
         raise KeyboardInterrupt
 
     @staticmethod
@@ -243,10 +243,10 @@ def test_a_call_that_was_interrupted_between_two_workers_breaks_the_environments
     with vector() as envs:
         envs.reset()
         last = envs._workers.handles[-1]
-        ask, last.ask = last.ask, Interrupted.raised  # type: ignore[method-assign]
+        issue, last.issue = last.issue, Interrupted.raised  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
             envs.call("pid")
-        last.ask = ask  # type: ignore[method-assign]
+        last.issue = issue  # type: ignore[method-assign]
         with pytest.raises(ClosedEnvironmentError, match="Ctrl-C"):
             envs.step(actions())
 

@@ -77,7 +77,7 @@ def test_numbers_of_environments_may_have_any_whole_dtype(dtype: str) -> None:
 def test_a_send_that_was_interrupted_does_not_stop_the_next() -> None:
     with ours([Counter] * 3) as envs:
         envs.reset()
-        envs._steps.asked.add_each(np.array([0]), 1)  # as far as it came
+        envs._steps.requested_step.add_each(np.array([0]), 1)  # as far as it came
         envs.send([1, 1, 1])
         assert envs.recv(3, timeout=3)[-1].tolist() == [0, 1, 2]
 

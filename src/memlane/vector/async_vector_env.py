@@ -37,9 +37,9 @@ from memlane.vector.errors import CallTimeout, WorkerDied
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
 from memlane.vector.rollout_slot import store_observations, store_step
-from memlane.vector.step_segment import Plan, Steps, split
+from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
 from memlane.vector.supervisor import OnError, Supervisor
-from memlane.vector.worker_handles import Workers
+from memlane.vector.worker_handles import WorkerPool
 
 _CLOSE_SECONDS = 5.0
 
@@ -142,14 +142,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
         self.num_workers = _number_of_workers(num_workers, self.max_concurrency, self.num_envs)
         assets = {name: _asset(array) for name, array in (shared_assets or {}).items()}
-        self._workers = Workers(
+        self._workers = WorkerPool(
             env_fns,
-            split(self.num_envs, self.num_workers),
+            split_envs(self.num_envs, self.num_workers),
             context=context,
             daemon=daemon,
             name=type(self).__name__,
             autoreset_mode=self.autoreset_mode,
-            heal=on_error == "restart",
+            restart_envs=on_error == "restart",
             pin=pin_workers,
             assets=assets,
         )
@@ -161,7 +161,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         except BaseException:
             self._workers.kill()
             raise
-        segment, space = self._steps.segment, self._steps.plan.observation_space
+        segment, space = self._steps.segment, self._steps.spec.observation_space
         self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
         self._supervisor = Supervisor(
             self._workers,
@@ -184,8 +184,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         first = ready[0]
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
-        observation_spaces = [said.observation_spaces[which[0]] for said in ready for which in said.which]
-        action_spaces = [said.action_spaces[which[1]] for said in ready for which in said.which]
+        observation_spaces = [said.observation_spaces[which[0]] for said in ready for which in said.space_indices]
+        action_spaces = [said.action_spaces[which[1]] for said in ready for which in said.space_indices]
         self.single_action_space = action_spaces[0]
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         mode = self.observation_mode
@@ -230,7 +230,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
         return given
 
-    def _make_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
+    def _make_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> StepSegment:
         observation_space: Space[Any] | None = None
         registered: RegisteredColumn | None = None
         if self.shared_memory:
@@ -245,7 +245,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         except (CustomSpaceError, TypeError):
             action_space = None  # actions travel as messages
         ranges = [handle.envs for handle in self._workers.handles]
-        plan = Plan(
+        plan = StepSegmentSpec(
             self.num_envs, ranges, observation_space, action_space, registered, capacity, action_capacity, info_spec
         )
         self._by_message: Any = None
@@ -255,7 +255,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             with contextlib.suppress(CustomSpaceError):  # without it, the first reset must be one of all of them
                 empty = iterate(batch_space(self.single_observation_space, self.num_envs), self._by_message)
                 self._single = [deepcopy(one) for one in empty]
-        return Steps.create(plan)
+        return StepSegment.create(plan)
 
     def _registered(self, capacity: Any) -> RegisteredColumn:
         try:
@@ -356,7 +356,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _rows_for_slots(self) -> dict[str, NDArray[Any]]:
-        if self._steps.plan.observation_space is None:
+        if self._steps.spec.observation_space is None:
             raise NotImplementedError("observations that do not lie in shared memory cannot go into a slot")
         return self._steps.segment.views()
 
@@ -376,8 +376,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
         column.store_rows(ids, content)
-        arrivals = Counter(self._workers.of_env[ids].tolist())
-        self._steps.asked.add_each(ids, 1)
+        arrivals = Counter(self._workers.worker_of_env[ids].tolist())
+        self._steps.requested_step.add_each(ids, 1)
         self._sent.update(ids.tolist())
         self._state = AsyncState.WAITING_RECV  # whoever is interrupted now may still `recv`
         self._supervisor.send(arrivals)
@@ -408,14 +408,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ids = np.fromiter(self._sent, np.int64, len(self._sent))
         ids.sort()
         asked, answered = np.empty_like(ids), np.empty_like(ids)
-        steps.asked.load_into(ids, asked)
-        steps.answered.load_into(ids, answered)
+        steps.requested_step.load_into(ids, asked)
+        steps.completed_step.load_into(ids, answered)
         ready: NDArray[np.int64] = ids[answered == asked]
         return ready
 
     def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
         mine = ids.tolist()
-        owners = [self._workers.handles[worker] for worker in sorted(set(self._workers.of_env[ids].tolist()))]
+        owners = [self._workers.handles[worker] for worker in sorted(set(self._workers.worker_of_env[ids].tolist()))]
         while True:
             try:
                 if len(mine) == len(self._sent):
@@ -577,7 +577,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _see(self, message: Message) -> None:
         """Take over the observations that travelled in a message."""
-        for env, observation in message.observed.items():
+        for env, observation in message.observations.items():
             self._single[env] = observation
 
     def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
@@ -590,7 +590,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             if state is not AsyncState.WAITING_CALL:
                 self._supervisor.broken = f"environment {last.env} raised {last.type_name}: {last.text}"
             handle = next(handle for handle in self._workers.handles if last.env in handle.envs)
-            raise last.exception(handle.seeds[last.env - handle.envs.start])
+            raise last.to_exception(handle.seeds[last.env - handle.envs.start])
 
     # --------------------------------------------------------------------------------------------------------- results
 
@@ -618,16 +618,18 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             for env in envs:
                 last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
 
-    def _declared(self) -> list[entries.Entries]:
+    def _declared(self) -> list[entries.PackedInfos]:
         """What was declared in ``info_spec``, as the entries that messages have."""
-        found: entries.Entries = {}
+        found: entries.PackedInfos = {}
         for key, (column, told) in self._steps.infos.items():
             kind: entries.Kind = "numbers" if column.rows.ndim == 1 else "arrays"
             here = np.flatnonzero(told)
             if len(here) == self.num_envs:
-                found[key] = entries.Entry(range(self.num_envs), kind, column.rows)  # to be copied by whoever merges
+                found[key] = entries.InfoColumn(
+                    range(self.num_envs), kind, column.rows
+                )  # to be copied by whoever merges
             elif len(here):
-                found[key] = entries.Entry(entries.in_order(here.tolist()), kind, column.rows[here])
+                found[key] = entries.InfoColumn(entries.as_range(here.tolist()), kind, column.rows[here])
         return [found] if found else []
 
     # --------------------------------------------------------------------------------------------------------- closing

@@ -14,12 +14,13 @@ from typing import Any, Literal
 from gymnasium import logger
 
 from memlane import _native
+from memlane._native import COMMAND_MESSAGE, COMMAND_SEND, COMMAND_STEP
 from memlane.core import WaitTimeout
 from memlane.core.children import RestartWindow
 from memlane.vector.errors import RestartLimit, WorkerDied
-from memlane.vector.messages import Message, for_worker
-from memlane.vector.step_segment import MESSAGE, SEND, STEP, Steps
-from memlane.vector.worker_handles import Handle, Peers, Workers
+from memlane.vector.messages import Message, pickle_for_worker
+from memlane.vector.step_segment import StepSegment
+from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
 
 OnError = Literal["raise", "restart"]
 _LOOK_AGAIN_SECONDS = 0.05
@@ -30,8 +31,8 @@ class Supervisor:
 
     def __init__(
         self,
-        workers: Workers,
-        steps: Steps,
+        workers: WorkerPool,
+        steps: StepSegment,
         *,
         on_error: OnError,
         max_restarts: int,
@@ -54,7 +55,7 @@ class Supervisor:
         """Environments whose steps were sent and not received yet."""
         self._window = RestartWindow(max_restarts, restart_window)
         cores = [-1 if handle.task.core is None else handle.task.core for handle in self.handles]
-        self._commands = _native.Commands(steps.commands, cores)
+        self._commands = _native.CommandWords(steps.commands, cores)
         self._messages: dict[int, tuple[Any, ...]] = {}
         """What each worker was last told, unless it has been asked for a step since."""
         self._heard = 0
@@ -72,23 +73,23 @@ class Supervisor:
     def step(self) -> None:
         """All environments make a step."""
         self._messages.clear()  # what came before is over
-        self._due += self.steps.plan.num_envs  # before it is given: Ctrl-C may come with the return of that call
-        self._commands.give_all(self._cell, STEP)
+        self._due += self.steps.spec.num_envs  # before it is given: Ctrl-C may come with the return of that call
+        self._commands.issue_all(self._cell, COMMAND_STEP)
 
     def send(self, arrivals: Mapping[int, int]) -> None:
         """Those that are ``asked`` make a step; each of these workers has so many of them."""
         workers, due = list(arrivals), sum(arrivals.values())
         self._messages.clear()  # also for those that are not asked now
         self._due += due
-        self._commands.give(workers, self._cell, SEND)
+        self._commands.issue(workers, self._cell, COMMAND_SEND)
 
     def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
         """A command that is a message, to each worker."""
-        pickled = [for_worker(message) for message in messages]  # all of them before any is sent: one may refuse
+        pickled = [pickle_for_worker(message) for message in messages]  # all of them before any is sent: one may refuse
         try:
             for handle, message, content in zip(self.handles, messages, pickled, strict=True):
                 self._messages[handle.worker] = message
-                handle.ask(MESSAGE, self._cell)
+                handle.issue(COMMAND_MESSAGE, self._cell)
                 # To one that is dead: its death is found, and told, by whoever waits for the answer.
                 with contextlib.suppress(WorkerDied):
                     self._send(handle, content)
@@ -113,7 +114,7 @@ class Supervisor:
                     self.quorum.wait(self._due, None, self.workers.peers)  # as `_wait` does, in a quarter of the time
                 else:
                     self._wait(deadline)
-                if self.steps.told != self._heard:
+                if self.steps.messages_sent != self._heard:
                     self.hear(self.handles, deadline)
                 break
             except WorkerDied as death:  # perhaps in the middle of what it had to say
@@ -128,10 +129,10 @@ class Supervisor:
         busy = [handle for handle in self.handles if handle.pending]
         if not busy and self.quorum.arrived == seen:  # Ctrl-C came when a step was asked for and before the command
             self._uneven = True
-            self._commands.give_all(self._cell, SEND)
+            self._commands.issue_all(self._cell, COMMAND_SEND)
             busy = self.handles
         try:
-            self._arrive(seen + more, deadline, Peers(busy))
+            self._arrive(seen + more, deadline, WatchedPeers(busy))
         except WorkerDied as death:
             self.heal(death)
 
@@ -151,7 +152,7 @@ class Supervisor:
             self.quorum = self.steps.quorums[self._cell]
             self._due = self.quorum.arrived
             messages = self._messages.copy()
-            self.tell([("nothing",)] * len(self.handles))
+            self.tell([("no_op",)] * len(self.handles))
             self._messages = messages  # should one die now, that is what it is to do again
             self._wait(None)
 
@@ -173,7 +174,7 @@ class Supervisor:
                 self.heal(death)
                 began = time.monotonic()
 
-    def _look_again(self, seen: int, busy: list[Handle], began: float, deadline: float | None) -> None:
+    def _look_again(self, seen: int, busy: list[WorkerHandle], began: float, deadline: float | None) -> None:
         """Wait for the next arrival, but not for long: one of the busy may have nothing to arrive for, and only has to
         find that what was sent to it is done."""
         now = time.monotonic()
@@ -182,9 +183,9 @@ class Supervisor:
         if deadline is not None and now >= deadline:
             raise WaitTimeout("the time was over before all workers had finished")
         with contextlib.suppress(WaitTimeout):
-            self.quorum.wait(seen + 1, _LOOK_AGAIN_SECONDS, Peers(busy))
+            self.quorum.wait(seen + 1, _LOOK_AGAIN_SECONDS, WatchedPeers(busy))
 
-    def _arrive(self, until: int, deadline: float | None, peers: Peers) -> None:
+    def _arrive(self, until: int, deadline: float | None, peers: WatchedPeers) -> None:
         """Wait for arrivals, for ``step_timeout`` at most."""
         patience, then_hung = self._patience(deadline)
         try:
@@ -197,39 +198,39 @@ class Supervisor:
                     raise self._gave_up(peer.handle) from None
             # else it came at the last moment
 
-    def hear(self, handles: list[Handle], deadline: float | None) -> None:
+    def hear(self, handles: list[WorkerHandle], deadline: float | None) -> None:
         """Read the messages that workers have announced."""
         unreadable: Exception | None = None
         heard = False
         for handle in handles:
-            while not handle.silent:
+            while handle.has_message:
                 content = self._hear(handle, deadline)
                 heard = True
                 try:
-                    message = Message.read(content)
+                    message = Message.unpickle(content)
                 except Exception as error:  # all the others are read first: nothing is left over for the next call
                     unreadable = error
                     continue
                 self.heard.setdefault(handle.worker, []).append(message)
-                for cause in message.remade:
+                for cause in message.restart_causes:
                     self._count_restart(cause)
         if heard:
-            self._heard = sum(handle.heard for handle in self.handles)
+            self._heard = sum(handle.messages_read for handle in self.handles)
         if unreadable is not None:
             self.heard.clear()
             unreadable.add_note("while this process unpickled what a worker had returned")
             raise unreadable
 
-    def _hear(self, handle: Handle, deadline: float | None) -> bytes:
+    def _hear(self, handle: WorkerHandle, deadline: float | None) -> bytes:
         patience, then_hung = self._patience(deadline)
         try:
-            return handle.hear(patience)
+            return handle.read_message(patience)
         except WaitTimeout:
             if not then_hung:
                 raise
             raise self._gave_up(handle) from None
 
-    def _send(self, handle: Handle, content: bytes) -> None:
+    def _send(self, handle: WorkerHandle, content: bytes) -> None:
         try:
             handle.channel.send(content, self.step_timeout)
         except WaitTimeout:
@@ -241,13 +242,13 @@ class Supervisor:
         limit = self.step_timeout
         return (left, False) if limit is None or (left is not None and left <= limit) else (limit, True)
 
-    def _gave_up(self, handle: Handle, what: str | None = None) -> WorkerDied:
+    def _gave_up(self, handle: WorkerHandle, what: str | None = None) -> WorkerDied:
         """A worker that hangs is killed, and dead like any other."""
         what = what or f"answer for step_timeout={self.step_timeout:g} s"
         handle.kill()
         who = f"{handle.peer.name} (pid {handle.peer.pid})"
-        handle.verdict = f"{who} did not {what} and was killed"
-        return handle.died(handle.verdict)
+        handle.kill_reason = f"{who} did not {what} and was killed"
+        return handle.death_error(handle.kill_reason)
 
     # ----------------------------------------------------------------------------------------------------- healing
 
@@ -268,7 +269,7 @@ class Supervisor:
             try:
                 self.workers.restart(handle, self.steps, starting)
                 self.heard.pop(handle.worker, None)
-                self._heard = sum(other.heard for other in self.handles)
+                self._heard = sum(other.messages_read for other in self.handles)
                 self._revive(handle, message, str(death))
                 return
             except WorkerDied as again:
@@ -279,18 +280,18 @@ class Supervisor:
                 self.broken = f"a new worker {handle.worker} could not be made: {error}"
                 raise
 
-    def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
+    def _revive(self, handle: WorkerHandle, message: tuple[Any, ...] | None, cause: str) -> None:
         """Bring a new worker to where the old one was: its environments are reset and truncated; or, when the old one
         had been told something, it is told again."""
         stepping = message is None or message[0] == "step"
         now = [k for k, env in enumerate(handle.envs) if stepping and (not self.sent or env in self.sent)]
         last = self.last_observations and self.last_observations[handle.envs.start : handle.envs.stop]
-        handle.ask(MESSAGE, self._cell)
-        self._send(handle, for_worker(("revive", cause, last, now)))
+        handle.issue(COMMAND_MESSAGE, self._cell)
+        self._send(handle, pickle_for_worker(("take_over", cause, last, now)))
         while handle.pending:
             seen = self.quorum.arrived
             if handle.pending:
-                self._arrive(seen + 1, None, Peers([handle]))
+                self._arrive(seen + 1, None, WatchedPeers([handle]))
         if message is not None and message[0] == "reset":
             for k, seed in message[1]:
                 handle.seeds[k] = seed
@@ -298,11 +299,11 @@ class Supervisor:
             message = None  # made good by the truncation
             self._messages.pop(handle.worker, None)
         for env in handle.envs:
-            self.steps.answered.store(env, self.steps.asked.load(env))
+            self.steps.completed_step.store(env, self.steps.requested_step.load(env))
         if message is not None:
             self._messages[handle.worker] = message
-            handle.ask(MESSAGE, self._cell)
-            self._send(handle, for_worker(message))
+            handle.issue(COMMAND_MESSAGE, self._cell)
+            self._send(handle, pickle_for_worker(message))
 
     def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
         self.restarts += 1

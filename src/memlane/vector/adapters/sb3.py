@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
 from memlane.vector.async_vector_env import AsyncVectorEnv
-from memlane.vector.messages import for_worker
+from memlane.vector.messages import pickle_for_worker
 
 
 class SB3VecEnv(VecEnv):
@@ -46,7 +46,7 @@ class SB3VecEnv(VecEnv):
         # Told apart by what is sent: arrays, for one, do not say whether they are equal.
         same: dict[bytes, list[int]] = {}
         for env, options in enumerate(self._options):
-            same.setdefault(for_worker(options or {}), []).append(env)
+            same.setdefault(pickle_for_worker(options or {}), []).append(env)
         for envs in same.values():
             yield self._options[envs[0]] or {}, envs
 
