@@ -367,9 +367,9 @@ def test_where_nobody_sees_the_last_observation_it_is_not_read(mode: AutoresetMo
     """Its space cannot even be read, and the restart goes well."""
     with ours([partial(Walker, Half(), 0)], num_workers=1, on_error="restart", autoreset_mode=mode) as envs:
         envs.reset_async()
-        envs._gather("reset_wait", None)
+        envs._finish("reset_wait", None)
         envs.step_async([RAISE])
-        infos, _ = envs._gather("step_wait", None)
+        infos, _ = envs._finish("step_wait", None)
         assert infos["restarted"].tolist() == ["ValueError: bad luck"]
 
 

@@ -194,7 +194,7 @@ def test_a_death_is_logged_once(step_timeout: float | None) -> None:
 
 
 class Interrupted:
-    """Ctrl-C comes when the commands have just been given."""
+    """Ctrl-C comes when the commands have just been issued."""
 
     def __init__(self, commands: Any) -> None:
         self.commands = commands
@@ -214,12 +214,12 @@ class Interrupted:
 
 def interrupt(envs: AsyncVectorEnv, call: Callable[[], object], at: str = "_commands") -> None:
     """Let Ctrl-C come in the middle of a call."""
-    conductor = envs._supervisor
-    real = getattr(conductor, at)
-    setattr(conductor, at, Interrupted(real) if at == "_commands" else Interrupted.raised)
+    supervisor = envs._supervisor
+    real = getattr(supervisor, at)
+    setattr(supervisor, at, Interrupted(real) if at == "_commands" else Interrupted.raised)
     with pytest.raises(KeyboardInterrupt):
         call()
-    setattr(conductor, at, real)
+    setattr(supervisor, at, real)
 
 
 def test_a_step_that_was_interrupted_can_be_waited_for() -> None:
@@ -235,7 +235,7 @@ def test_a_step_that_was_interrupted_can_be_waited_for() -> None:
 def test_a_step_that_was_interrupted_before_its_command_can_be_made_again() -> None:
     with vector() as envs:
         envs.reset()
-        interrupt(envs, lambda: envs.step(actions()), at="step")
+        interrupt(envs, lambda: envs.step(actions()), at="_issue_step")
         assert envs.step(actions())[0][:, 2].tolist() == [1] * 4
 
 
@@ -262,7 +262,7 @@ def test_what_was_sent_when_the_send_was_interrupted_is_received() -> None:
 def test_what_was_sent_when_the_send_was_interrupted_before_its_command_is_received() -> None:
     with vector() as envs:
         envs.reset()
-        interrupt(envs, lambda: envs.send(actions(e2=NAP)), at="send")
+        interrupt(envs, lambda: envs.send(actions(e2=NAP)), at="_issue_send")
         assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
         assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
 

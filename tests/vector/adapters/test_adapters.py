@@ -653,7 +653,7 @@ def test_a_space_that_was_registered_with_the_shared_memory_functions_is_shared(
         observations = envs.step(np.array([7, 8, 25]))[0]
         assert observations["letter"] == ("h", "i", "z")
         assert observations["at"].tolist() == [7, 8, 25]
-        with pytest.raises(NotImplementedError, match="do not lie in shared memory"):
+        with pytest.raises(NotImplementedError, match="need observations in arrays of shared memory"):
             envs.reset_into({})
     finally:
         envs.close()
@@ -662,7 +662,7 @@ def test_a_space_that_was_registered_with_the_shared_memory_functions_is_shared(
 def test_observations_that_are_not_in_the_steps_are_not_left_out_of_a_slot_in_silence() -> None:
     envs = AsyncVectorEnv([Counter] * 2, num_workers=1, shared_memory=False)
     try:
-        with pytest.raises(NotImplementedError, match="do not lie in shared memory"):
+        with pytest.raises(NotImplementedError, match="need observations in arrays of shared memory"):
             envs.reset_into({})
     finally:
         envs.close()

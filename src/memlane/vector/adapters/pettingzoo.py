@@ -187,12 +187,12 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
 class _GamesVectorEnv(AsyncVectorEnv):
     """What is told per agent is declared once the number of agents is known."""
 
-    def _take_spaces(self, ready: list[Ready]) -> None:
+    def _set_spaces(self, ready: list[Ready]) -> None:
         self._agents = ready[0].metadata.pop(_AGENTS)  # from there the batch has its metadata
-        super()._take_spaces(ready)
+        super()._set_spaces(ready)
 
-    def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-        return {**given, **{name: (dtype, (self._agents,)) for name, dtype in _PER_AGENT.items()}}
+    def _complete_info_spec(self, info_spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+        return {**info_spec, **{name: (dtype, (self._agents,)) for name, dtype in _PER_AGENT.items()}}
 
 
 class _GameFn:
