@@ -136,6 +136,28 @@ def test_an_unknown_on_error_is_an_error() -> None:
         AsyncVectorEnv(COUNTERS, on_error="ignore")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"on_error": "restarts"}, ValueError, "on_error must be 'raise' or 'restart', found 'restarts'; did you mean"),
+        ({"on_error": None}, ValueError, "on_error must be 'raise' or 'restart', found None"),
+        ({"context": "frok"}, ValueError, "context must be None, .*'fork'.*, found 'frok'; did you mean 'fork'?"),
+        ({"observation_mode": "diferent"}, ValueError, "got diferent; did you mean 'different'?"),
+        ({"autoreset_mode": "samestep"}, ValueError, "found 'samestep'; did you mean 'SameStep'?"),
+        ({"num_worker": 2}, TypeError, "unknown argument 'num_worker'; did you mean 'num_workers'?"),
+        ({"start_method": "fork"}, TypeError, "unknown argument 'start_method'; did you mean 'context'?"),
+        ({"colour": "red"}, TypeError, "unknown argument 'colour'$"),
+    ],
+    ids=str,
+)
+def test_an_unknown_argument_or_value_is_answered_with_the_nearest_known_one(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        AsyncVectorEnv(COUNTERS, **arguments)
+    assert not mp.active_children()
+
+
 def _unmakeable() -> Any:
     raise LookupError("no simulator here")
 

@@ -186,7 +186,7 @@ class StepLoop {
     }
 
     // In the place of a step. False without any call if Python has to decide what the step is.
-    bool reset() {
+    [[gnu::noinline]] bool reset() {
         static PyObject *const name = PyUnicode_InternFromString("reset");
         if (!autoreset_ || states_[index_] == EnvState::pending_truncation)
             return false;
@@ -234,7 +234,8 @@ class StepLoop {
         return written;
     }
 
-    bool write_rows(PyObject *result) {
+    // Not inlined, nor is `reset`: `run` with both in it took 14.3 us for 64 no-op environments in one worker, without 13.0.
+    [[gnu::noinline]] bool write_rows(PyObject *result) {
         if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5)
             return false;
         const int terminated = truth(PyTuple_GET_ITEM(result, 2)), truncated = truth(PyTuple_GET_ITEM(result, 3));

@@ -92,7 +92,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             for name in kwargs.keys() - parameters.keys():
                 hint = did_you_mean(name, parameters.keys() - {"self"}, _SYNONYMS)
-                raise TypeError(f"{cls.__name__} got an unknown argument {name!r}{hint}")
+                raise TypeError(f"AsyncVectorEnv got an unknown argument {name!r}{hint}")
         arguments = inspect.signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
         if arguments.pop("worker", None) is None:
             return super().__new__(cls)

@@ -229,17 +229,19 @@ class Worker:
     def _finish_step(self) -> None:
         """Run the step to its end and handle the environments that the step loop hands back."""
         while (step := self.step_loop.next_exception()) is not None:
-            index = step.index
+            index, returned = step.index, step.returned
             try:
-                if step.raised is not None:
+                if returned is not None:
+                    self._store_step(index, returned)
+                elif step.raised is not None:
                     raise step.raised  # so that the traceback shows this one too if the new environment fails
-                if step.pending_truncation:
+                elif step.pending_truncation:
                     self._truncate(index, *self.pending_truncations[index])
                 elif step.needs_reset:  # a mistake of the caller: restarting the environment would not mend it
                     error = AssertionError(_ENDED.format(self.first_env + index))
                     self.failures.append(self._failure(error, index))
                 else:
-                    self._store_step(index, step.returned)
+                    raise TypeError("step() must return observation, reward, terminated, truncated, info, found None")
             except Exception as error:
                 self._handle_error(index, error)
 
