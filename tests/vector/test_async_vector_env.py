@@ -266,7 +266,7 @@ def test_an_observation_above_its_capacity_is_an_error_that_names_it() -> None:
 
 
 class Custom(Space[Any]):
-    """A space that nobody knows."""
+    """A space that neither Gymnasium nor memlane knows."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -358,7 +358,7 @@ def test_a_reset_mask_leaves_the_other_environments_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("make", [reference, ours], ids=["Gymnasium", "memlane"])
-def test_a_step_of_an_ended_environment_is_an_error_when_nobody_resets(make: Any) -> None:
+def test_a_step_of_an_ended_environment_is_an_error_without_autoreset(make: Any) -> None:
     with make([partial(Counter, 1)] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
         envs.reset()
         envs.step(np.array([0, 0]))
@@ -721,7 +721,7 @@ def test_two_vector_environments_do_not_disturb_each_other() -> None:
         assert one.step_wait()[1].tolist() == [1.0] * 4
 
 
-def test_an_error_of_one_environment_is_told_with_its_number() -> None:
+def test_an_error_of_one_environment_is_raised_with_its_index() -> None:
     fns = [Counter, Counter, partial(Raiser, partial(ValueError, "bad luck")), Counter]
     with ours(fns) as envs:
         envs.reset(seed=5)
@@ -756,9 +756,9 @@ def test_the_log_lines_of_an_error_are_those_of_gymnasium() -> None:
 def test_the_traceback_in_the_log_is_that_of_the_environment_as_with_gymnasium() -> None:
     """All of it but the frames below the environment, which are another program's."""
 
-    def told(line: str) -> list[str]:
+    def frames(line: str) -> list[str]:
         return line[line.index("in step") :].splitlines()[1:]
 
     expected = _log_of_an_error(gymnasium.vector.AsyncVectorEnv, context="fork")[1]
     logged = _log_of_an_error(AsyncVectorEnv, context="fork", num_workers=2)[1]
-    assert told(logged) == told(expected)
+    assert frames(logged) == frames(expected)
