@@ -18,6 +18,14 @@ WEIGHTS_CONTROL_BYTES: int
 MAX_BUFFERS: int
 REPLAY_CONTROL_BYTES: int
 QUORUM_BYTES: int
+COMMAND_STEP: int
+COMMAND_SEND: int
+COMMAND_MESSAGE: int
+COMMAND_CLOSE: int
+PROGRESS_CURRENT_ENV: int
+PROGRESS_STEPS: int
+PROGRESS_MESSAGES_SENT: int
+PROGRESS_COMMANDS_FINISHED: int
 
 class _Watchable(Protocol):
     def fileno(self) -> int: ...
@@ -311,89 +319,115 @@ class Quorum:
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
 
 def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
-    """Whether all of an array of int64 lie within the bounds, both included; None if it is no such array."""
+    """Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array."""
 
 def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
-    """Infos that all have the same keys and only floats: keys, their dtypes, the first environment, floats; or None."""
+    """Pack infos that all have the same keys and only floats: keys, dtypes, first environment, floats; else None."""
 
 class ColumnWriter:
-    """Where values of a space go. Whoever made it keeps the arrays alive."""
+    """Stores values of a space into rows. Its owner keeps the arrays alive."""
 
     def __init__(self, description: tuple[Any, ...]) -> None: ...
     def store(self, value: object) -> bool:
-        """Store a value in the first row if it is plainly right; otherwise False."""
+        """Store a value in the first row if it has exactly the expected type, dtype and shape; otherwise False."""
 
 class StepWriter:
-    """What one environment's step leaves, written in one call."""
+    """Writes what a step of an environment returned into its rows."""
 
     def __init__(
         self,
-        place: tuple[Any, ...] | None,
+        observations: tuple[Any, ...] | None,
         rewards: int,
         terminated: int,
         truncated: int,
         progress: int,
-        count: int,
-        declared: list[tuple[str, tuple[Any, ...], int]],
+        num_envs: int,
+        infos: list[tuple[str, tuple[Any, ...], int]],
     ) -> None: ...
-    def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
-    def put_observation(self, index: int, observation: object) -> bool: ...
+    def write_step(
+        self, index: int, observation: object, reward: object, terminated: object, truncated: object
+    ) -> bool:
+        """Write a step; False if a value must be converted or refused."""
+    def write_observation(self, index: int, observation: object) -> bool:
+        """Write an observation; False if it must be converted or refused."""
 
-class Command:
-    """What a worker is asked to do."""
+class CommandWord:
+    """The command of one worker: the parent issues, the worker's StepLoop waits."""
 
     def __init__(self, go: Signal, mapping: Mapping, offset: int) -> None: ...
     @property
-    def given(self) -> int:
-        """How many commands were given to those who have had this place."""
-    def give(self, cell: int, order: int) -> None:
-        """Tell the worker."""
+    def issued(self) -> int:
+        """Commands issued so far, also to processes that this worker replaced."""
+    def issue(self, cell: int, command: int) -> None:
+        """Issue a command; the worker arrives in this cell of the quorum."""
 
-class Commands:
-    """The commands of all workers, given together."""
+class CommandWords:
+    """The commands of all workers, issued in one call."""
 
-    def __init__(self, commands: list[Command], cores: list[int]) -> None: ...
-    def give(self, workers: list[int], cell: int, order: int) -> None:
-        """Tell these workers, those on other cores first."""
-    def give_all(self, cell: int, order: int) -> None:
-        """Tell all of them."""
+    def __init__(self, words: list[CommandWord], cores: list[int]) -> None: ...
+    def issue(self, workers: list[int], cell: int, command: int) -> None:
+        """Issue a command to these workers, a worker on this core last."""
+    def issue_all(self, cell: int, command: int) -> None:
+        """Issue a command to all workers."""
+
+class ExceptionalStep:
+    """A step that StepLoop leaves to Python."""
+
+    def __init__(self) -> None: ...
+    @property
+    def index(self) -> int:
+        """Index of the environment within its worker."""
+    @property
+    def returned(self) -> Any:
+        """What the environment returned, or None."""
+    @property
+    def raised(self) -> Exception | None:
+        """What the environment raised, or None."""
+    @property
+    def needs_reset(self) -> bool:
+        """The episode had ended, so the environment was not stepped."""
+    @property
+    def pending_truncation(self) -> bool:
+        """The environment was restarted and not stepped; its episode is to be truncated."""
 
 class StepLoop:
-    """A worker's side of the steps: plain ones are made without Python."""
+    """A worker's side of a step. Owns the state of its environments and their infos."""
 
     def __init__(
         self,
-        command: Command,
-        outcomes: StepWriter,
+        command: CommandWord,
+        writer: StepWriter,
         quorums: list[Quorum],
-        asked: Words,
-        answered: Words,
-        take_actions: Callable[[], Sequence[Any] | NDArray[Any]],
-        take_action: Callable[[int], Any],
+        requested_step: Words,
+        completed_step: Words,
+        read_actions: Callable[[], Sequence[Any] | NDArray[Any]],
+        read_action: Callable[[int], Any],
         envs: list[Any],
-        due: list[bool],
-        owed: dict[int, Any],
-        infos: list[tuple[int, dict[str, Any]]],
-        first: int,
-        resets: bool,
+        first_env: int,
+        autoreset: bool,
     ) -> None: ...
-    def next(self) -> int:
-        """Wait for the next command that Python has to do something for; its order."""
-
+    def next_command(self) -> int:
+        """Wait for the next command that needs Python, and return it."""
     def start(self, actions: Sequence[Any] | NDArray[Any]) -> None:
-        """All environments are to be stepped; `special` does it."""
-
-    def special(self) -> tuple[int, Any, Exception | None] | None:
-        """Step on, up to the next environment that needs a closer look: which, what it returned, what it raised."""
-
-    def answer(self) -> None:
-        """The environment that was stepped last, of those that were sent, is through."""
-
+        """Start a step of all environments; `next_exception` runs it."""
+    def next_exception(self) -> ExceptionalStep | None:
+        """Run the step up to the next exceptional one. None: all environments are stepped."""
+    def complete_sent(self) -> None:
+        """The environment that `step_sent` stepped last is done."""
     def step_sent(self) -> bool:
-        """Step the next of those that were sent; False at one that needs a closer look."""
-
+        """Step the environments whose step was requested; False at one that Python has to finish."""
     def finish(self, arrivals: int) -> None:
-        """The command is done, and so many environments arrive."""
+        """Finish the command; so many environments arrive at the quorum."""
+    def mark_running(self, index: int) -> None:
+        """The environment's next step is a step."""
+    def mark_needs_reset(self, index: int) -> None:
+        """The episode has ended: the next step is a reset, or exceptional without autoreset."""
+    def mark_pending_truncation(self, index: int) -> None:
+        """The environment was restarted: its next step is exceptional."""
+    def add_info(self, index: int, info: dict[str, Any]) -> None:
+        """Add an environment's info to those of this command."""
+    def take_infos(self) -> list[tuple[int, dict[str, Any]]]:
+        """Hand over the infos of this command: pairs (index of the environment in the batch, info)."""
 
 ENV_ABI: int
 AUTORESET_NEXT_STEP: int

@@ -187,10 +187,10 @@ def test_no_environments_may_be_sent_nothing(envs: NativeVectorEnv) -> None:
         ([4], IndexError, "0 to 3, found 4"),
         ([-1], IndexError, "0 to 3, found -1"),
         ([1, 1], ValueError, "each environment once"),
-        ([0.5], TypeError, "whole numbers"),
+        ([0.5], TypeError, "integers"),
         ([[0]], TypeError, "one dimension"),
-        (["a"], TypeError, "whole numbers"),
-        (1, TypeError, "env_ids must be whole numbers in one dimension"),
+        (["a"], TypeError, "integers"),
+        (1, TypeError, "env_ids must be integers in one dimension"),
     ],
 )
 def test_numbers_of_environments_that_are_none_are_an_error(
@@ -203,7 +203,7 @@ def test_numbers_of_environments_that_are_none_are_an_error(
 
 def test_an_action_for_an_environment_that_has_one_is_an_error_that_names_it(envs: NativeVectorEnv) -> None:
     envs.send([SLOW], [2])
-    with pytest.raises(AlreadyPendingCallError, match=r"environments \[2\] have an action already"):
+    with pytest.raises(AlreadyPendingCallError, match=r"environments \[2\] have a pending action"):
         envs.send([0, 0], [1, 2])
     assert envs.recv(1)[5].tolist() == [2]
 

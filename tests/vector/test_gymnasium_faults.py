@@ -265,7 +265,7 @@ PRINTED = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_without_a_main_guard_works(name: str, context: str, tmp_path: Any) -> None:
     if context != "forkserver" and name in ("infos of its own class", "no close"):
-        pytest.skip("one context tells enough")
+        pytest.skip("one context is enough")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + SCRIPTS[name])
     done = subprocess.run([sys.executable, script, context], capture_output=True, text=True, timeout=25, check=False)

@@ -1,8 +1,8 @@
-"""Kills, stops and exceptions at random instants, in vector environments that live long and heal themselves.
+"""Kills, stops and exceptions at random instants, in vector environments that run long and restart their workers.
 
 Another thread hits the workers while this one steps, resets, sends and receives. Every number that comes back is
 compared with what it must be (``Ledger``): a worker that was replaced truncates all its environments, once, and nothing
-else shows.
+else changes.
 
 `make soak` runs the same with thousands of hits. A run can be repeated with MEMLANE_KILL_SEED, as far as timing can.
 """
@@ -91,8 +91,8 @@ class Life:
         self.hunter = hunter
         self.ledger = Ledger(ENVS, mode)
         self.chance = random.Random(seed)
-        self.owed: set[int] = set()
-        """Environments that were made anew and have not been truncated yet."""
+        self.pending_truncation: set[int] = set()
+        """Environments that were restarted and have not been truncated yet."""
         self.peers = peers_of(envs)
         self.all_peers = set(self.peers)
         self.done: Counter[str] = Counter()
@@ -102,16 +102,18 @@ class Life:
         before, self.peers = self.peers, peers_of(self.envs)
         self.all_peers.update(self.peers)
         changed = [worker for worker, peer in enumerate(before) if peer != self.peers[worker]]
-        assert {before[worker] for worker in changed} <= self.hunter.killed, "a worker was replaced that nobody killed"
+        assert {before[worker] for worker in changed} <= self.hunter.killed, (
+            "a worker was restarted that was not killed"
+        )
         return {env for worker in changed for env in self.envs._workers.handles[worker].envs}
 
     def reset(self, mask: Any = None) -> None:
         options = None if mask is None else {"reset_mask": mask}
         which = list(range(ENVS)) if mask is None else np.flatnonzero(mask).tolist()
         observations, _ = self.envs.reset(seed=self.chance.randrange(1000), options=options)
-        anew = self._look()
-        self.ledger.check_reset(which, observations[which], (anew | self.owed) & set(which))
-        self.owed = (self.owed | anew) - set(which)
+        restarted = self._look()
+        self.ledger.check_reset(which, observations[which], (restarted | self.pending_truncation) & set(which))
+        self.pending_truncation = (self.pending_truncation | restarted) - set(which)
         self.done["reset"] += 1
 
     def actions(self) -> tuple[dict[int, int], set[int]]:
@@ -119,16 +121,16 @@ class Life:
         raised: set[int] = set()
         if self.hunter.to_raise:
             env = self.chance.randrange(ENVS)
-            if not self.ledger.due[env]:
+            if not self.ledger.needs_reset[env]:
                 self.hunter.books[self.hunter.to_raise.popleft()] += 1
                 chosen[env] = RAISE
                 raised = {env}
         return chosen, raised
 
     def check(self, mine: list[int], chosen: dict[int, int], results: Any, raised: set[int]) -> Any:
-        self.owed |= self._look()
-        lost = (self.owed | raised) & set(mine)
-        self.owed -= self.ledger.check_step(mine, [chosen[env] for env in mine], results, lost)
+        self.pending_truncation |= self._look()
+        lost = (self.pending_truncation | raised) & set(mine)
+        self.pending_truncation -= self.ledger.check_step(mine, [chosen[env] for env in mine], results, lost)
         return np.logical_or(results[2], results[3])
 
     def step(self) -> None:

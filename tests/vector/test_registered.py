@@ -54,11 +54,11 @@ class Letter(Custom):
 
 
 class Pose(Custom):
-    """Two dicts of numbers. A batch is a dict of arrays, and Gymnasium has been told so."""
+    """Two dicts of numbers. A batch is a dict of arrays, and batch_space is registered."""
 
 
 class Riddle(Custom):
-    """A batch is a dict of arrays, and nobody has told Gymnasium."""
+    """A batch is a dict of arrays, and batch_space is not registered."""
 
 
 class Trail(Custom):
@@ -164,7 +164,7 @@ def together(space: Space[Any], values: list[Any]) -> Any:
 
 
 class Walker(gymnasium.Env[Any, Any]):
-    """Shows ``value``; its actions are deeds."""
+    """Shows ``value``; its actions are faults."""
 
     action_space: Space[Any] = Discrete(3)
 
@@ -314,14 +314,14 @@ restarting = partial(ours, num_workers=2, context="forkserver", on_error="restar
 
 
 @each_space
-@pytest.mark.parametrize("deed", [RAISE, KILL], ids=["exception", "kill"])
+@pytest.mark.parametrize("fault", [RAISE, KILL], ids=["exception", "kill"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=["next step", "same step"])
-def test_environments_with_a_registered_space_are_restarted(space: Space[Any], deed: int, mode: AutoresetMode) -> None:
+def test_environments_with_a_registered_space_are_restarted(space: Space[Any], fault: int, mode: AutoresetMode) -> None:
     same_step = mode is AutoresetMode.SAME_STEP
     with restarting(walkers(space), autoreset_mode=mode) as envs:
         envs.reset()
         envs.step([0] * N)
-        observations, rewards, _, truncated, infos = envs.step([deed, 0, 0])
+        observations, rewards, _, truncated, infos = envs.step([fault, 0, 0])
         assert_same(observations, shown(space, {0: 0, 1: 2, 2: 2}))
         assert truncated.tolist() == [True, False, False]
         assert rewards.tolist() == [0.0, 1.0, 1.0]
@@ -335,15 +335,15 @@ def test_environments_with_a_registered_space_are_restarted(space: Space[Any], d
 
 
 @each_space
-@pytest.mark.parametrize("deed", [RAISE, KILL], ids=["exception", "kill"])
+@pytest.mark.parametrize("fault", [RAISE, KILL], ids=["exception", "kill"])
 def test_after_a_restart_between_send_and_recv_the_final_observation_is_the_last_received(
-    space: Space[Any], deed: int
+    space: Space[Any], fault: int
 ) -> None:
     with restarting(walkers(space), autoreset_mode=AutoresetMode.SAME_STEP) as envs:
         envs.reset()
         envs.send([0] * N)
         envs.recv(N)
-        envs.send([0, deed], [2, 0])
+        envs.send([0, fault], [2, 0])
         observations, _, _, truncated, infos, ids = envs.recv(2)
         assert ids.tolist() == [0, 2]
         assert truncated.tolist() == [True, False]
@@ -363,13 +363,13 @@ def _final(infos: dict[str, Any], row: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED], ids=["next step", "disabled"])
-def test_where_nobody_sees_the_last_observation_it_is_not_read(mode: AutoresetMode) -> None:
+def test_the_last_observation_is_not_read_in_modes_that_do_not_return_it(mode: AutoresetMode) -> None:
     """Its space cannot even be read, and the restart goes well."""
     with ours([partial(Walker, Half(), 0)], num_workers=1, on_error="restart", autoreset_mode=mode) as envs:
         envs.reset_async()
-        envs._gather("reset_wait", None)
+        envs._finish("reset_wait", None)
         envs.step_async([RAISE])
-        infos, _ = envs._gather("step_wait", None)
+        infos, _ = envs._finish("step_wait", None)
         assert infos["restarted"].tolist() == ["ValueError: bad luck"]
 
 
@@ -489,7 +489,7 @@ def test_a_borrowed_batch_that_travelled_in_messages_is_no_copy() -> None:
         assert first.tolist() == [[1, 1], [1, 1]]
 
 
-def test_what_was_received_in_messages_may_be_written_and_harms_nobody() -> None:
+def test_what_was_received_in_messages_may_be_written_without_any_effect() -> None:
     space, values, _ = BY_MESSAGE["Graph"]
     with ours([partial(Shower, space, values)] * 2, shared_memory=False) as envs:
         envs.reset()

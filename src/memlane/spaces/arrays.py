@@ -111,7 +111,7 @@ class RangeColumn(ArrayColumn):
         return self._same_bounds and super().try_write_all(values)
 
     def _description(self, rows: NDArray[Any]) -> tuple[Any, ...]:
-        return ("wholes", rows, self._low, self._high)
+        return ("integers", rows, self._low, self._high)
 
     def convert(self, value: Any) -> NDArray[Any]:
         return self._in_range(super().convert(value))
