@@ -11,14 +11,7 @@
 /* '#' is a wall, '~' lava. All other cells are connected, so a target can always be reached. */
 /* clang-format off: one line per row */
 static const char map[SIDE][SIDE + 1] = {
-    "........",
-    ".##..#..",
-    ".#...#..",
-    "....~...",
-    "..~.....",
-    "..#..##.",
-    "..#...#.",
-    "........",
+    "........", ".##..#..", ".#...#..", "....~...", "..~.....", "..#..##.", "..#...#.", "........",
 };
 /* clang-format on */
 

@@ -105,7 +105,7 @@ TEST("a wait without a deadline pauses when its slice ends so that the caller ca
 }
 
 TEST("a signal handler that runs on the sleeping thread ends its sleep with a pause") {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) {};
     action.sa_flags = SA_RESTART; // the flag under which other system calls would continue
     sigaction(SIGUSR1, &action, nullptr);
@@ -433,7 +433,8 @@ struct Crossing {
     }
 
     void sleeper() {
-        constexpr int enough = check::times(100'000), max_rounds = 10 * enough; // more than enough only while an outcome is missing
+        constexpr int enough = check::times(100'000),
+                      max_rounds = 10 * enough; // more than enough only while an outcome is missing
         Rng rng(2);
         int saw = 0, woken = 0, lost = 0;
         for (int round = 1; round <= enough || (round <= max_rounds && (saw == 0 || woken == 0)); ++round) {
