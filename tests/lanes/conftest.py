@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.kills import scales
 
-@pytest.fixture(
-    params=[
-        pytest.param(1, id="short"),
-        pytest.param(30, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
-    ]
-)
-def dose(request: pytest.FixtureRequest) -> int:
-    """How many times as much a race is given: `make soak` runs the same ones for longer."""
+
+@pytest.fixture(params=scales(soak=30))
+def scale(request: pytest.FixtureRequest) -> int:
+    """How many times the work of `make test` a race does: more in `make soak`."""
     return int(request.param)

@@ -33,8 +33,9 @@ from memlane.core import (
 )
 from memlane.ipc import Ring, SlotHead, Weights
 from tests.support import lanes as lane_support
-from tests.support.lanes import CHECKED, PROMISE, Payload, fill, state_of, timed_out, whole
-from tests.support.processes import METHODS, PATIENCE, ask, child, dead_peer, output_of, wait_for
+from tests.support.lanes import timed_out
+from tests.support.payloads import CHECKED, Payload, fill, whole
+from tests.support.processes import METHODS, PATIENCE, PROMISE, ask, child, dead_peer, output_of, state_of, wait_for
 
 SMALL = {"x": ("int64", 2)}
 

@@ -27,8 +27,8 @@ from memlane.core import (
 )
 from memlane.ipc import Ring, Weights, layout_of
 from tests.support import lanes as lane_support
-from tests.support.lanes import CHECKED, PROMISE, Payload, whole
-from tests.support.processes import METHODS, PATIENCE, ask, child, dead_peer, output_of
+from tests.support.payloads import CHECKED, Payload, whole
+from tests.support.processes import METHODS, PATIENCE, PROMISE, ask, child, dead_peer, output_of
 
 LAYOUT = {"w": ("float32", (2, 3)), "steps": ("int64", ())}
 

@@ -21,7 +21,8 @@ from memlane.runner.async_runner import AsyncRunner
 from memlane.runner.collector_error import CollectorError
 from memlane.runner.process_collectors import Collectors
 from memlane.runner.protocols import CollectorJoined, CollectorLost
-from tests.support.lanes import state_of, whole
+from tests.support.payloads import whole
+from tests.support.processes import state_of
 from tests.support.tiny_runner import Tiny
 from tests.support.transports import (
     Count,

@@ -18,8 +18,9 @@ import pytest
 from memlane.core import Life, MemlaneError, Peer, PeerDied, SegmentClosed, WaitTimeout
 from memlane.ipc import CollectorError, CollectorErrors, Ring
 from tests.support import lanes as lane_support
-from tests.support.lanes import CHECKED, PROMISE, Payload, raise_quietly
-from tests.support.processes import METHODS, PATIENCE, child, wait_for
+from tests.support.lanes import raise_quietly
+from tests.support.payloads import CHECKED, Payload
+from tests.support.processes import METHODS, PATIENCE, PROMISE, child, wait_for
 
 WORKER = 1
 

@@ -17,7 +17,7 @@ from memlane.core import Layout, WaitTimeout
 from memlane.lanes.weights import Weights
 from memlane.runner.process_collectors import Collectors
 from memlane.runner.thread_collectors import InProcess
-from tests.support.lanes import whole
+from tests.support.payloads import whole
 from tests.support.transports import (
     SLOT,
     WEIGHTS,

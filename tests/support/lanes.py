@@ -1,19 +1,16 @@
-"""What the tests of the lanes share: payloads that check themselves, and what child processes do.
+"""What child processes do in the tests of the lanes.
 
-Light to import, because a spawned child imports it anew.
+Light to import, because a spawned child imports it again.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import os
 import signal
 import time
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,56 +23,7 @@ from memlane.lanes.ring import Ring
 from memlane.lanes.stats import Stats
 from memlane.lanes.weights import Weights
 from memlane.runner.collector_error import CollectorErrors
-
-PROMISE = 1.0
-"""Seconds within which a death is noticed and survivors go on."""
-
-# --------------------------------------------------------------------------------------- payloads that check themselves
-
-
-def checked_layout(body: int) -> dict[str, Any]:
-    """A payload of so many numbers that carries its own checksum."""
-    return {"number": ("int64", ()), "writer": ("int64", ()), "body": ("int64", body), "sum": ("uint32", ())}
-
-
-CHECKED = checked_layout(1024)
-"""8 KB."""
-
-
-class Payload:
-    """The arrays of one such payload. Reuses its memory, as a collector would."""
-
-    def __init__(self, body: int = 1024) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {
-            name: np.zeros(shape, dtype) for name, (dtype, shape) in checked_layout(body).items()
-        }
-
-    def fill(self, number: int, writer: int = 0) -> dict[str, NDArray[Any]]:
-        fill(self.arrays, number, writer)
-        return self.arrays
-
-
-@functools.cache
-def _ramp(length: int) -> NDArray[np.int64]:
-    return np.arange(length)
-
-
-def fill(arrays: Any, number: int, writer: int = 0) -> None:
-    """Every number of the body depends on ``number``, so that a mixture of two payloads shows."""
-    arrays["number"][...] = number
-    arrays["writer"][...] = writer
-    body = arrays["body"]
-    np.multiply(_ramp(len(body)), number + 1, out=body)
-    arrays["sum"][...] = checksum(arrays)
-
-
-def checksum(arrays: Any) -> int:
-    return zlib.crc32(arrays["body"], int(arrays["number"]) * 31 + int(arrays["writer"]) & 0xFFFFFFFF)
-
-
-def whole(arrays: Any) -> bool:
-    return checksum(arrays) == int(arrays["sum"])
-
+from tests.support.payloads import Payload, fill, whole
 
 # ----------------------------------------------------------------------------------------------------- what children do
 
@@ -327,8 +275,3 @@ def timed_out(function: Callable[..., object], *args: object, **kwargs: object) 
     except WaitTimeout:
         return True
     return False
-
-
-def state_of(pid: int | None) -> str:
-    """The kernel's letter for what a process does: R runs, S sleeps, T is stopped, Z is dead and not collected."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from memlane.core import Layout
 from memlane.runner.async_runner import AsyncRunner
-from tests.support.lanes import whole
+from tests.support.payloads import whole
 from tests.support.transports import SLOT, WEIGHTS, Count, make_env, weights_of
 
 
