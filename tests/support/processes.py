@@ -117,6 +117,16 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> bool
     return True
 
 
+def within(seconds: float) -> float:
+    """``seconds`` on an idle machine; longer, in proportion, while more threads want to run than there are cores.
+
+    For what is promised within a time: on a busy machine every process gets only a share of a core.
+    """
+    load, _, _, threads, _ = Path("/proc/loadavg").read_text().split()
+    runnable = max(float(load), int(threads.partition("/")[0]))
+    return seconds * max(1.0, runnable / len(os.sched_getaffinity(0)))
+
+
 def state_of(pid: int | None) -> str:
     """The kernel's letter for a process: R runs, S sleeps, T is stopped, Z has ended and is not reaped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
