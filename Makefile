@@ -77,7 +77,7 @@ soak: $(VENV)/.built  ## thousands of kills and long races; minutes
 	$(PY) -m pytest -m soak
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark: memlane and its peers in turns
-	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) benchmarks/$$name.py || exit 1; done
+	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
