@@ -156,7 +156,7 @@ def test_a_wait_that_is_too_long_is_an_error_and_nothing_is_lost(envs: NativeVec
     envs.send([0, SLOW, 0, 0])
     with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for 4 of 4"):
         envs.recv(4, timeout=0.05)
-    assert envs.recv(4, timeout=5)[5].tolist() == [0, 1, 2, 3]
+    assert envs.recv(4, timeout=60)[5].tolist() == [0, 1, 2, 3]
 
 
 def test_a_wait_of_no_time_takes_what_is_ready(envs: NativeVectorEnv) -> None:

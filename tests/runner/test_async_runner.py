@@ -371,7 +371,7 @@ def test_a_runner_that_nobody_has_any_more_ends_its_collectors() -> None:
     peers = peers_of(runner)
     del runner
     gc.collect()
-    assert wait_until(lambda: not [peer for peer in peers if peer.alive], STOP_LIMIT + SLACK)
+    assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(STOP_LIMIT + SLACK))
 
 
 def test_a_close_that_was_interrupted_can_be_finished(make: Make) -> None:
@@ -450,7 +450,7 @@ def program(body: str) -> Iterator[subprocess.Popen[str]]:
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a program that is to end by itself now."""
     try:
-        output, errors = process.communicate(timeout=STOP_LIMIT + 3 * SLACK)
+        output, errors = process.communicate(timeout=within(STOP_LIMIT + 3 * SLACK))
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()

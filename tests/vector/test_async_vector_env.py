@@ -517,7 +517,7 @@ def test_an_argument_that_cannot_be_pickled_is_an_error_that_leaves_the_environm
         with pytest.raises(TypeError, match="lock"):
             attempt(envs)
         envs.step_async([0] * 4)
-        assert envs.step_wait(timeout=3)[0].tolist() == [1] * 4
+        assert envs.step_wait(timeout=60)[0].tolist() == [1] * 4
 
 
 def test_a_result_that_cannot_be_unpickled_is_an_error_that_leaves_the_environments_usable() -> None:
@@ -527,7 +527,7 @@ def test_a_result_that_cannot_be_unpickled_is_an_error_that_leaves_the_environme
         with pytest.raises(Exception, match="not a number"):
             envs.call("bad")
         envs.step_async([0] * 4)
-        assert envs.step_wait(timeout=3)[0].tolist() == [1] * 4
+        assert envs.step_wait(timeout=60)[0].tolist() == [1] * 4
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
@@ -566,10 +566,10 @@ def test_wrong_actions_are_an_error_that_leaves_the_environments_usable(
             envs.step(wrong) if way == "step" else envs.send(wrong)
         if way == "step":
             envs.step_async(right)
-            infos = envs.step_wait(timeout=3)[4]
+            infos = envs.step_wait(timeout=60)[4]
         else:
             envs.send(right)
-            infos = envs.recv(2, timeout=3)[4]
+            infos = envs.recv(2, timeout=60)[4]
         assert infos["_action"].all()
 
 

@@ -301,7 +301,7 @@ def test_a_script_may_register_its_space_before_it_imports_the_vector_environmen
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=25, check=False
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[[1.0, 1.0], [0.0, 0.0]] [1.0, 1.0]"), done.stderr[-2000:]
 

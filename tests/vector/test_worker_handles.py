@@ -19,7 +19,7 @@ from tests.support.vector_envs import Counter, ours
 
 pytestmark = pytest.mark.timeout(30, method="signal")
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which whoever waits for a file gives up."""
 
 

@@ -555,7 +555,7 @@ def interrupted(folder: Path, moment: str) -> tuple[int, str]:
                 pass
             time.sleep(0.2)
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=100)
         finally:
             process.kill()
     return process.returncode, errors
