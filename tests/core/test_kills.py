@@ -17,7 +17,7 @@ import pickle
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class CoreKills(Kills):
         self._at_stake: list[int] = []
         self._leaked: list[int] = []
 
-    def wipe_board(self, keep: tuple[str, ...] = ("change",)) -> None:
+    def wipe_board(self, keep: Collection[str] = ("change",)) -> None:
         """Survivors of several rounds may be waiting for the signal `change`."""
         super().wipe_board(keep)
         self._shmem_before = shmem()

@@ -64,10 +64,10 @@ def whole(arrays: Any) -> bool:
 
 BODY = 48
 
-LOOSE = {"writer": ("int64", ()), "number": ("int64", ()), "body": ("int64", BODY)}
+LOOSE: dict[str, Any] = {"writer": ("int64", ()), "number": ("int64", ()), "body": ("int64", BODY)}
 """An independent row. Its body follows from its writer and its number."""
 
-LINKED = {
+LINKED: dict[str, Any] = {
     "obs": ("int64", (BODY,)),
     "reward": ("float32", ()),
     "terminated": (bool, ()),
