@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from benchmarks import entrants
 
+from tests.support.processes import within
+
 ROOT = Path(__file__).parents[2]
 # On one core, contenders that poll are left out: they would wait for time slices.
 POLLERS_RUN = len(os.sched_getaffinity(0)) > 1
@@ -47,7 +49,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def run_benchmark(name: str, *arguments: str, seconds: float) -> str:
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, cwd=ROOT)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=within(seconds), check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -13,6 +13,7 @@ from memlane.core import MemlaneError
 from memlane.native import load, open_library
 from memlane.native.build import _FAST, _FLAGS, build
 from memlane.native.new import FolderExists, NewError, new
+from tests.support.processes import within
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=within(100))
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

@@ -269,5 +269,7 @@ def test_a_script_without_a_main_guard_works(name: str, context: str, tmp_path: 
         pytest.skip("one context tells enough")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + SCRIPTS[name])
-    done = subprocess.run([sys.executable, script, context], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, script, context], capture_output=True, text=True, timeout=within(100), check=False
+    )
     assert (done.returncode, done.stdout.strip()) == (0, PRINTED[name]), done.stderr[-2000:]

@@ -555,7 +555,7 @@ def interrupted(folder: Path, moment: str) -> tuple[int, str]:
                 pass
             time.sleep(0.2)
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=100)
+            _, errors = process.communicate(timeout=within(100))
         finally:
             process.kill()
     return process.returncode, errors
@@ -627,11 +627,11 @@ def test_it_solves_cart_pole_although_its_collector_is_killed_five_times(tmp_pat
 
         def kill(metrics: Metrics) -> None:
             lost.extend(event for event in metrics.events if isinstance(event, CollectorLost))
-            if metrics.iteration % 8 == 0 and len(killed) < 5:
+            if metrics.iteration >= 8 * (len(killed) + 1) and len(killed) < 5:
                 assert runner.collectors is not None
-                (pid,) = runner.collectors.pids.values()
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+                for pid in set(runner.collectors.pids.values()) - set(killed):  # the last one may not be replaced yet
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
 
         runner.run.listeners.append(kill)
         runner.learn(updates_of("CartPole-v1", runner))
