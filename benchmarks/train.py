@@ -1,8 +1,8 @@
 """How long until a policy is trained, and how many training steps per second are made?
 
 Each turn is a new process with a seed of its own. The clock runs from the start of learning until the mean return of
-the last 100 episodes is 475, looked at after each rollout: memlane's collectors start within it, nobody's imports do.
-The whole process has a table of its own.
+the last 100 episodes is 475, checked after each rollout. It includes the start of memlane's collectors, and no imports.
+The time of the whole process has a table of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.turns import answer_turn
 
 CART_POLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 SECONDS = 90.0
-"""After which a turn gives up: several times what the slowest needs, unless its threads get in each other's way."""
+"""Time limit of a turn: several times what the slowest entrant needs, unless its threads contend for the cores."""
 
 
 # ------------------------------------------------------------------------------------------- in the process of a turn
@@ -73,14 +73,15 @@ ZOO_CART_POLE = {
 
 
 def settings_of_our_preset(env: str) -> dict[str, Any]:
-    """memlane's, in Stable-Baselines3's words: as many steps, epochs, rows and layers, observations normalised."""
+    """The settings of memlane's preset under Stable-Baselines3's names, with normalised observations."""
     from memlane.train.presets import preset_for
 
     preset = preset_for(env)
     config = preset.config
     return {
-        "env": env, "num_envs": preset.num_envs, "n_steps": config["steps"], "batch_size": config["minibatch"],
-        "n_epochs": config["epochs"], "learning_rate": config["learning_rate"], "clip_range": 0.2, "normalize": True,
+        "env": env, "num_envs": preset.num_envs, "n_steps": config["num_steps"],
+        "batch_size": config["minibatch_size"], "n_epochs": config["update_epochs"],
+        "learning_rate": config["learning_rate"], "clip_range": 0.2, "normalize": True,
         "schedule_steps": preset.max_steps, "policy_kwargs": {"net_arch": list(config["network"]["hidden"])},
     }  # fmt: skip
 

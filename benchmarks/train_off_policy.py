@@ -1,8 +1,8 @@
 """How long until an off-policy algorithm has solved its task, and how many gradient steps per second are made?
 
 SAC on Pendulum-v1 and DQN on CartPole-v1, against Stable-Baselines3's with rl-zoo's settings. Each turn is a new
-process with a seed of its own. The clock runs from the start of learning until the policy, without exploration, has the
-target as its mean return of 20 episodes. It stands still while that is looked at.
+process with a seed of its own. The clock runs from the start of learning until the policy, without exploration, reaches
+the target as its mean return of 20 episodes. It is stopped during these evaluations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.trainers import Clock
 from benchmarks.turns import answer_turn
 
 SECONDS = 300.0
-"""After which a turn gives up."""
+"""Time limit of a turn."""
 
 
 # ------------------------------------------------------------------------------------------- in the process of a turn
@@ -35,7 +35,7 @@ def take_turn(request: dict[str, Any]) -> list[float]:
 
 def memlane(clock: Clock, seed: int, **settings: Any) -> None:
     def gradient_steps(runner: Any) -> int:
-        return int(runner.replay.counters()["sampled"] // runner.config.batch)
+        return int(runner.replay.counters()["sampled"] // runner.config.batch_size)
 
     trainers.memlane(clock, seed, gradient_steps, **settings)
 
@@ -49,7 +49,7 @@ def stable_baselines3(
 
     torch.set_num_threads(threads)
     limit = clock.goal["max_steps"]
-    if exploration_steps is not None:  # it wants a share of the steps that it is told it has
+    if exploration_steps is not None:  # SB3 takes a fraction of the total steps
         settings["exploration_fraction"] = exploration_steps / limit
     envs = make_vec_env(env, 1, seed=seed)
     model = getattr(stable_baselines3, algo.upper())(
@@ -68,11 +68,11 @@ class Task:
     env: str
     goal: dict[str, Any]
     quick: dict[str, Any]
-    """A goal that anybody reaches as soon as there are so many episodes, soon after the warm-up."""
+    """A goal that every entrant reaches after a few episodes, soon after learning starts."""
     zoo: dict[str, Any]
     """rl-zoo's settings."""
     trial_steps: int
-    """Environment steps after which Stable-Baselines3 has made a few hundred gradient steps."""
+    """Environment steps in which Stable-Baselines3 makes a few hundred gradient steps."""
 
     def __str__(self) -> str:
         return f"{self.algo.upper()}, {self.env}"
@@ -113,7 +113,7 @@ def stable_baselines3_of(task: Task, goal: dict[str, Any], threads: int) -> Entr
 
 
 def fastest(task: Task, goal: dict[str, Any], threads: Sequence[int]) -> Entrant:
-    """Stable-Baselines3 with as many threads as make a gradient step fastest, in a short trial."""
+    """Stable-Baselines3 with the number of threads whose gradient steps are fastest in a short trial."""
     entrants = [stable_baselines3_of(task, goal, one) for one in threads]
     trials = [one.with_goal(target=None, max_steps=task.trial_steps, seconds=10.0) for one in entrants]
     if len(entrants) == 1 or entrants[0].skip:
@@ -141,7 +141,7 @@ def race_of(report: Report, task: Task, quick: bool, rounds: int) -> None:
     reference = "memlane, Python"
     until, steps = add_until_tables(report, f"{task} until the mean return is {goal['target']:g}", reference, entrants)
     add_rate_table(report, f"{task}: gradient steps", reference, entrants,
-                   "one gradient step, with all that was collected for it", "gradient steps/s")  # fmt: skip
+                   "one gradient step, with the collection for it", "gradient steps/s")  # fmt: skip
     quickest, fewest = best(until.contenders, "stable", "peer"), best(steps.contenders, "stable", "peer")
     report.expect(
         Expectation(f"{task}: solved in at most half of stable-baselines3's time",

@@ -1,9 +1,9 @@
 """Trainers on a clock: what the process of a turn does, from the start of learning until its goal is reached.
 
-A goal is a ``target``, a mean return of ``episodes`` episodes (None: there is none), and its limits: ``max_steps``
+A goal is a ``target``, the mean return of ``episodes`` episodes (None: no target), and its limits: ``max_steps``
 environment steps, and ``seconds`` from the first training step on. The episodes are the last ones of the training. With
-``evaluate_every``, they are episodes of the policy without exploration, after each so many environment steps: those who
-explore by random actions would be measured by how many they take. The clock stands still meanwhile.
+``evaluate_every``, they are episodes of the policy without exploration, after each such number of environment
+steps: otherwise an entrant would be measured by its random actions. The clock is stopped during an evaluation.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dataclasses import dataclass
 from typing import Any
 
 Progress = Callable[[Any], int]
-"""How many training steps a trainer has made: environment steps or gradient steps, whatever its benchmark counts."""
+"""Training steps that a trainer has made: environment steps or gradient steps, depending on the benchmark."""
 Act = Callable[[Any], Any]
 """Actions for a batch of observations."""
 
 
 @dataclass
 class Clock:
-    """Looked at after every rollout, by everybody: is it over?"""
+    """Every trainer asks it after each rollout whether the turn is over."""
 
     goal: dict[str, Any]
     begin: float = 0.0
     first: tuple[float, int] | None = None
-    """When training steps had been made for the first time, and how many: their rate is counted from there."""
+    """Time and number of the first training steps: their rate is measured from there."""
     last: tuple[float, int] = (0.0, 0)
     env_steps: int = 0
     evaluated_at: int = 0
-    """Environment steps."""
+    """Environment steps at the last evaluation."""
     solved: bool = False
 
     def start(self) -> None:
         self.begin = time.monotonic()
 
-    def over(self, env_steps: int, returns: Sequence[float], made: int, act: Act) -> bool:
-        """``returns`` are those of the last episodes, as many as the goal says at most; ``made`` are the training
-        steps until now; ``act`` is the policy without exploration."""
+    def over(self, env_steps: int, returns: Sequence[float], training_steps: int, act: Act) -> bool:
+        """Whether the goal or a limit is reached. ``returns`` are those of the last episodes, at most as many as the
+        goal has; ``training_steps`` are those until now; ``act`` is the policy without exploration."""
         self.env_steps = env_steps
-        self.last = now, _ = time.monotonic() - self.begin, made
-        if made and self.first is None:
+        self.last = now, _ = time.monotonic() - self.begin, training_steps
+        if training_steps and self.first is None:
             self.first = self.last
         goal, target = self.goal, self.goal["target"]
         if goal.get("evaluate_every"):
@@ -63,14 +63,14 @@ class Clock:
 
     def answer(self) -> list[float]:
         """Nanoseconds, environment steps, nanoseconds of one training step, and whether it was solved."""
-        late, many = self.last
-        # Over at the first look: there is nothing to count from but the start.
-        early, few = self.first if self.first and self.first != self.last else (0.0, 0)
-        return [late * 1e9, self.env_steps, (late - early) * 1e9 / max(many - few, 1), self.solved]
+        end, last_steps = self.last
+        # If the first check was also the last, the rate can only be measured from the start.
+        begin, first_steps = self.first if self.first and self.first != self.last else (0.0, 0)
+        return [end * 1e9, self.env_steps, (end - begin) * 1e9 / max(last_steps - first_steps, 1), self.solved]
 
 
 def returns_of(act: Act, env: str, episodes: int) -> list[float]:
-    """One whole episode in each of ``episodes`` environments, the same ones for everybody."""
+    """Returns of one episode in each of ``episodes`` environments, which have the same seeds for every entrant."""
     import gymnasium
     import numpy as np
 
@@ -82,35 +82,35 @@ def returns_of(act: Act, env: str, episodes: int) -> list[float]:
         returns += rewards * alive
         alive &= ~(terminated | truncated)
     envs.close()
-    return [float(one) for one in returns]
+    return [float(value) for value in returns]
 
 
 def memlane(
     clock: Clock, seed: int, progress: Progress, env: str, backend: str, algo: str = "appo", **settings: Any
 ) -> None:
-    """With the settings of its preset."""
+    """Train with the settings of memlane's preset."""
     import torch
 
     from memlane.train.algorithms import algorithm_for
-    from memlane.train.networks import arrays_of
+    from memlane.train.networks import leaf_arrays
     from memlane.train.presets import preset_for
     from memlane.train.run import Metrics, Run
 
     preset = preset_for(env, algo)
-    told = {**preset.config, "seed": seed, **settings}
-    with algorithm_for(algo)(env, None, told, sim_backend=backend, num_envs=preset.num_envs) as runner:
+    rl_cfg = {**preset.config, "seed": seed, **settings}
+    with algorithm_for(algo)(env, None, rl_cfg, sim_backend=backend, num_envs=preset.num_envs) as runner:
         run = runner.run = Run("run", tensorboard=False)
-        assert run.recent.maxlen is not None
-        assert run.recent.maxlen >= clock.goal["episodes"]
+        assert run.recent_returns.maxlen is not None
+        assert run.recent_returns.maxlen >= clock.goal["episodes"]
 
         def act(observations: Any) -> Any:
             policy = runner.learner.policy
-            seen = arrays_of(runner.observation_space, observations)
-            actions, _ = policy.act_best({name: torch.from_numpy(one) for name, one in seen.items()}, None)
-            return policy.actions.for_env(actions)
+            arrays = leaf_arrays(runner.observation_space, observations)
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            return policy.to_env(policy.act(tensors, deterministic=True)[0])
 
         def should_stop(metrics: Metrics) -> str | None:
-            returns = list(run.recent)[-clock.goal["episodes"] :]
+            returns = list(run.recent_returns)[-clock.goal["episodes"] :]
             return "over" if clock.over(metrics.env_steps, returns, progress(runner), act) else None
 
         runner.should_stop = should_stop
@@ -120,7 +120,7 @@ def memlane(
 
 
 def stable_baselines3(clock: Clock, model: Any, progress: Progress, schedule_steps: int) -> None:
-    """``schedule_steps`` are those that the model is told it has: its schedules end with them, and so does it."""
+    """Train a model; ``schedule_steps`` are its total steps, at which its schedules end."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     def act(observations: Any) -> Any:

@@ -1,6 +1,10 @@
-"""A replay in a file: the process that fills it is killed, and the next one goes on with every row that it had.
+"""A replay buffer in a file: the process that writes it is killed, and the next one continues with all of its rows.
 
-python examples/resume_replay.py
+Use it if training must survive crashes or preemption without losing its replay buffer. Three times, it starts a process
+that adds transitions, kills it with SIGKILL, and prints how many transitions the file has. At the end it samples by
+priority and prints whether any row is torn.
+
+    python examples/resume_replay.py
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import tyro
 import memlane.native
 from memlane.ipc import Replay
 
-ROW = {
+FIELDS = {
     "obs": ("float32", 4), "action": ("int64", ()), "reward": ("float32", ()),
     "terminated": (bool, ()), "truncated": (bool, ()),
 }  # fmt: skip
@@ -28,13 +32,13 @@ ROW = {
 @dataclass
 class Args:
     file: Path | None = None
-    """where the replay is; otherwise in a folder that is removed at the end"""
+    """path of the replay; by default a temporary file that is removed at the end"""
     capacity: int = 200_000
     num_envs: int = 16
 
 
 def collect(file: Path, num_envs: int) -> None:
-    """Steps environments at random into the replay, for ever."""
+    """Add transitions of random actions to the replay, until killed."""
     replay = Replay.open(file)
     writer = replay.writer()
     envs = memlane.native.make("CartPole-v1", num_envs, copy=True)
@@ -42,18 +46,18 @@ def collect(file: Path, num_envs: int) -> None:
     valid = np.ones(num_envs, bool)
     while True:
         action = envs.action_space.sample()
-        after, reward, terminated, truncated, _ = envs.step(action)
-        step = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
-        writer.add(step, final={"obs": after}, skip=~valid)
-        valid, obs = ~(terminated | truncated), after
+        next_obs, reward, terminated, truncated, _ = envs.step(action)
+        row = {"obs": obs, "action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
+        writer.add(row, final={"obs": next_obs}, skip=~valid)  # the step after an episode's end only resets
+        valid, obs = ~(terminated | truncated), next_obs
 
 
 def main(args: Args) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = args.file or Path(folder) / "replay.memlane"
         if not file.exists():
-            Replay(ROW, args.capacity, streams=args.num_envs, observations=["obs"], alpha=0.6, file=file).close()
-        for life in range(1, 4):
+            Replay(FIELDS, args.capacity, streams=args.num_envs, observations=["obs"], alpha=0.6, file=file).close()
+        for attempt in range(1, 4):
             process = mp.get_context("spawn").Process(target=collect, args=(file, args.num_envs))
             process.start()
             with Replay.open(file) as replay:
@@ -62,14 +66,15 @@ def main(args: Args) -> None:
                     time.sleep(0.01)
                 os.kill(process.pid or 0, signal.SIGKILL)
                 process.join()
-                print(f"life {life}: killed after {replay.added - before:,} transitions; the file has {replay.added:,}")
+                added = replay.added - before
+                print(f"process {attempt}: killed after {added:,} transitions; the file has {replay.added:,}")
                 batch = replay.sampler(n_step=3, gamma=0.99).sample(1024)
                 replay.update_priorities(batch["key"], np.abs(batch["obs"][:, 2]))
-        with Replay.open(file) as replay:  # nobody has it open now: this is what the disk has
+        with Replay.open(file) as replay:  # no other process has it open: this is the content of the file
             batch = replay.sampler(n_step=3, gamma=0.99).sample(4096)
-            whole = np.isfinite(batch["obs"]).all() and (np.abs(batch["obs"][:, 0]) <= 2.4).all()
-            print(f"{replay.size:,} transitions are stored, {replay.counters()['abandoned']} were not finished;")
-            print(f"4,096 of them were drawn by priority: {'all whole' if whole else 'SOME TORN'}")
+            intact = np.isfinite(batch["obs"]).all() and (np.abs(batch["obs"][:, 0]) <= 2.4).all()
+            print(f"{replay.size:,} transitions are stored, {replay.counters()['abandoned']} were abandoned by a kill;")
+            print(f"4,096 of them were sampled by priority: {'none torn' if intact else 'SOME TORN'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""Survive crashes: train CartPole while a collector is killed with SIGKILL every second. It still learns.
+"""Survive crashes: train CartPole-v1 while a collector process is killed with SIGKILL every second. It still learns.
 
-python examples/survive_a_crash.py
+Use it to see what a crash costs: the runner notices the death, starts another collector, and training goes on. It
+prints each kill, loss and restart with the mean return, and at the end their numbers and the result of the training.
+
+    python examples/survive_a_crash.py
 """
 
 from __future__ import annotations
@@ -11,71 +14,70 @@ import os
 import signal
 import time
 
-from memlane.runner.protocols import CollectorJoined, CollectorLost
-from memlane.train.run import Metrics
-from memlane.train.trainer import Options, train
+from memlane.ipc import CollectorJoined, CollectorLost
+from memlane.train import Metrics, Options, train
 
 
 class Killer:
-    """Looks at each update: tells what happened to the collectors and, when it is time again, kills the next one."""
+    """Called after each update: prints what happened to the collectors, and kills the next one when it is time."""
 
-    def __init__(self, every: float, most: int) -> None:
-        self.every = every
-        self.most = most
+    def __init__(self, interval: float, max_kills: int) -> None:
+        self.interval = interval
+        self.max_kills = max_kills
         self.pids: dict[int, int] = {}
-        self.begin = time.monotonic()
-        self.last = 0.0
+        self.start = time.monotonic()
+        self.last_kill = 0.0
         self.kills = self.lost = self.joined = 0
 
     def __call__(self, metrics: Metrics) -> None:
-        self.last = self.last or time.monotonic()
+        self.last_kill = self.last_kill or time.monotonic()
         for event in metrics.events:
             if isinstance(event, CollectorLost):
                 self.lost += 1
                 self.pids.pop(event.worker, None)
-                self.say(f"lost: {event.cause}")
+                self.log(f"lost: {event.cause}")
             elif isinstance(event, CollectorJoined):
                 self.joined += 1
                 self.pids[event.worker] = event.pid
-                self.say(f"joined: collector {event.worker} (pid {event.pid}), life {event.incarnation + 1}")
-        if self.pids and self.kills < self.most and time.monotonic() - self.last >= self.every:
+                self.log(f"joined: collector {event.worker} (pid {event.pid}), start number {event.incarnation + 1}")
+        if self.pids and self.kills < self.max_kills and time.monotonic() - self.last_kill >= self.interval:
             worker = sorted(self.pids)[self.kills % len(self.pids)]
-            self.last = time.monotonic()
+            self.last_kill = time.monotonic()
             self.kills += 1
-            self.say(
+            self.log(
                 f"mean return {metrics.mean_return:.0f} after {metrics.env_steps:,} steps; kill -9 collector {worker}"
             )
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids.pop(worker), signal.SIGKILL)
 
-    def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self.begin:6.1f} s  {text}", flush=True)
+    def log(self, text: str) -> None:
+        print(f"{time.monotonic() - self.start:6.1f} s  {text}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between kills")
-    parser.add_argument("--kills", type=int, default=1_000_000, help="not more than so many")
-    parser.add_argument("--max-steps", type=int, default=1_000_000, help="give up after so many environment steps")
-    parser.add_argument("--target", type=float, default=475, help="the mean return at which it is solved")
-    parser.add_argument("--folder", help="where the run goes (default: runs/CartPole-v1-<time>)")
-    told = parser.parse_args()
+    parser.add_argument("--kills", type=int, default=1_000_000, help="maximum number of kills")
+    parser.add_argument("--max-steps", type=int, default=1_000_000, help="environment steps after which training stops")
+    parser.add_argument("--target", type=float, default=475, help="mean return at which training stops")
+    parser.add_argument("--run-dir", help="run directory (default: runs/CartPole-v1-<time>)")
+    args = parser.parse_args()
 
-    killer = Killer(told.every, told.kills)
+    killer = Killer(args.every, args.kills)
     options = Options(
         env="CartPole-v1",
         collectors=2,
         num_envs=16,
-        max_steps=told.max_steps,
-        target=told.target,
-        folder=told.folder,
-        # Without this a collector that dies for the 11th time within a minute is not replaced: something is wrong.
+        max_steps=args.max_steps,
+        target=args.target,
+        run_dir=args.run_dir,
+        # By default, a collector that dies for the 11th time within a minute is not restarted.
         config={"max_restarts": 1_000_000},
     )
     result = train(options, on_update=killer)
     print(f"\n{killer.kills} kills; {killer.lost} collectors were lost, {killer.joined} started")
     print(f"{result.env_steps:,} steps in {result.seconds:.1f} s; {result.reason}")
-    print(f"mean return of the last 100 episodes {result.mean_return:.0f}, of the policy's best actions "
+    print(f"mean return of the last 100 episodes: {result.mean_return:.0f}; of the deterministic evaluation: "
           f"{result.evaluation['mean_return']:.0f}")  # fmt: skip
 
 

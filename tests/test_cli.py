@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 
 from memlane import cli
-from memlane.native import built_in_names, open_library
+from memlane.native import built_in_names
+from memlane.native.lowlevel import open_library
 from memlane.native.new import new
+from memlane.train.algorithms import ALGORITHMS
 from tests.support.processes import within
 
 COMMAND = Path(sys.executable).with_name("memlane")
@@ -69,8 +71,8 @@ except SystemExit:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == "[]\n"
 
 
-def test_new_writes_a_folder_and_says_what_comes_next(tmp_path: Path) -> None:
-    result = memlane("new", "orchard", "--folder", "trees", cwd=tmp_path)
+def test_new_writes_a_directory_and_says_what_comes_next(tmp_path: Path) -> None:
+    result = memlane("new", "orchard", "--dir", "trees", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert (tmp_path / "trees" / "orchard.c").exists()
     assert [line.strip() for line in result.stdout.splitlines()[2:]] == [
@@ -84,7 +86,7 @@ def test_new_writes_a_folder_and_says_what_comes_next(tmp_path: Path) -> None:
 def test_build_makes_a_library_and_says_how_to_load_it(source: Path) -> None:
     result = memlane("build", "orchard.c", cwd=source.parent)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == 'orchard.so is ready: memlane.native.load("orchard.so", num_envs=1024)\n'
+    assert result.stdout == 'orchard.so is ready: memlane.load("orchard.so", num_envs=1024)\n'
     assert open_library(source.with_suffix(".so")).name == "orchard"
 
 
@@ -94,13 +96,13 @@ def test_build_puts_the_library_where_it_is_wanted(source: Path, tmp_path: Path)
 
 
 def test_build_passes_its_flags_on(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "telling"
-    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/told\nexec cc "$@"\n')
+    compiler = tmp_path / "recording"
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/flags\nexec cc "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     assert memlane("build", source, "--debug", "--portable").returncode == 0
-    told = (tmp_path / "told").read_text().split()
-    assert ("-g" in told, "-march=native" in told) == (True, False)
+    flags = (tmp_path / "flags").read_text().split()
+    assert ("-g" in flags, "-march=native" in flags) == (True, False)
 
 
 def test_envs_has_a_line_for_each_environment() -> None:
@@ -108,10 +110,10 @@ def test_envs_has_a_line_for_each_environment() -> None:
     assert [line.split()[0] for line in lines[1 : lines.index("")]] == built_in_names()
 
 
-def test_envs_tells_spaces_limit_presets_and_settings() -> None:
+def test_envs_shows_spaces_limit_presets_and_settings() -> None:
     (line,) = [line for line in memlane("envs").stdout.splitlines() if line.startswith("CartPole-v1")]
-    told = "CartPole-v1 float32[4] Discrete(2) 500 appo 475, dqn 475 sutton_barto_reward=0"
-    assert line.split() == told.split()
+    expected = "CartPole-v1 float32[4] Discrete(2) 500 appo 475, dqn 475 sutton_barto_reward=0"
+    assert line.split() == expected.split()
 
 
 def test_envs_names_presets_of_other_environments() -> None:
@@ -119,7 +121,7 @@ def test_envs_names_presets_of_other_environments() -> None:
 
 
 def test_the_module_can_be_run_too() -> None:
-    result = subprocess.run([sys.executable, "-m", "memlane.cli", "envs"], capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-m", "memlane", "envs"], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -127,14 +129,15 @@ def test_the_module_can_be_run_too() -> None:
 
 
 STEPS = 32 * 32
-"""Of an update of CartPole's preset."""
+"""Environment steps per update of CartPole's preset."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A run of a few updates, and what the command said."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    arguments = ("CartPole-v1", "--max-steps", str(3 * STEPS), "--folder", folder, "--set", "epochs=1", "clip=0.3")
+    arguments = ("CartPole-v1", "--max-steps", str(3 * STEPS), "--run-dir", folder, "--set", "update_epochs=1",
+                 "clip_coef=0.3")  # fmt: skip
     return folder, memlane("train", *arguments, "--set", "network.hidden=(16,)")
 
 
@@ -155,15 +158,20 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
         assert words in said.stdout
     config = json.loads((folder / "config.json").read_text())
-    assert (config["algorithm"]["epochs"], config["algorithm"]["clip"]) == (1, 0.3)
+    assert (config["algorithm"]["update_epochs"], config["algorithm"]["clip_coef"]) == (1, 0.3)
     assert config["algorithm"]["network"] == {"hidden": [16]}
 
 
-def test_eval_tells_returns_and_writes_a_film(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_eval_prints_returns_and_writes_a_gif(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder = trained[0]
     said = memlane("eval", folder, "--episodes", "5", "--render", "gif")
     assert (said.returncode, said.stderr) == (0, "")
-    assert re.match(r"CartPole-v1: return [\d.]+ ± [\d.]+ over 5 episodes", said.stdout)
+    returns, gif = said.stdout.splitlines()
+    assert re.fullmatch(
+        r"CartPole-v1: return [\d.]+ ± [\d.]+ over 5 episodes, from [\d.]+ to [\d.]+; mean episode length [\d.]+",
+        returns,
+    )
+    assert gif == f"{folder}/evaluation.gif shows the first episode; it is in {folder}/report.html too"
     assert (folder / "evaluation.gif").read_bytes().startswith(b"GIF89a")
     assert "data:image/gif" in (folder / "report.html").read_text()
 
@@ -190,7 +198,7 @@ def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: P
     folder = tmp_path / "run"
     # A terminal sends Ctrl-C to all of its foreground processes.
     command = subprocess.Popen(
-        [COMMAND, "train", "CartPole-v1", "--collectors", "2", "--target", "inf", "--folder", folder, "--json"],
+        [COMMAND, "train", "CartPole-v1", "--collectors", "2", "--target", "inf", "--run-dir", folder, "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -226,7 +234,7 @@ def session_of(leader: int) -> list[int]:
 
 def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
     command = subprocess.Popen(
-        [COMMAND, "train", "CartPole-v1", "--folder", tmp_path / "run"],
+        [COMMAND, "train", "CartPole-v1", "--run-dir", tmp_path / "run"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -244,8 +252,10 @@ def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: Path, tmp_path: Path) -> None:
     assert memlane("build", source).returncode == 0
-    limits = ("--num-envs", "4", "--set", "steps=8", "epochs=1")
-    said = memlane("train", "orchard.so", *limits, "--max-steps", "64", "--folder", tmp_path / "run", cwd=source.parent)
+    limits = ("--num-envs", "4", "--set", "num_steps=8", "update_epochs=1")
+    said = memlane(
+        "train", "orchard.so", *limits, "--max-steps", "64", "--run-dir", tmp_path / "run", cwd=source.parent
+    )
     assert (said.returncode, said.stderr) == (0, "")
     said = memlane("eval", "run", cwd=tmp_path)
     assert (said.returncode, said.stderr) == (0, "")
@@ -254,10 +264,10 @@ def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: P
 WRONG = {
     "an environment that is not there": ["Nowhere-v1"],
     "a setting that is not there": ["CartPole-v1", "--set", "learning_rat=1"],
-    "a setting of another kind": ["CartPole-v1", "--set", "epochs=many"],
+    "a setting of another kind": ["CartPole-v1", "--set", "update_epochs=many"],
     "a setting with an option of its own": ["CartPole-v1", "--set", "max_lag=2"],
-    "a setting without a value": ["CartPole-v1", "--set", "epochs"],
-    "a choice that is none": ["CartPole-v1", "--set", "schedule=quadratic"],
+    "a setting without a value": ["CartPole-v1", "--set", "update_epochs"],
+    "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],
     "no collectors": ["CartPole-v1", "--collectors", "0"],
     "a backend that has it not": ["Hopper-v5", "--backend", "native"],
@@ -289,7 +299,7 @@ def test_a_run_is_not_overwritten(
 ) -> None:
     (tmp_path / "metrics.csv").write_text("iteration\n1\n")
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
-    assert cli.main(["train", "CartPole-v1", "--folder", str(tmp_path)]) == 1
+    assert cli.main(["train", "CartPole-v1", "--run-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another folder\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
 
@@ -303,7 +313,7 @@ def test_doctor_has_a_line_for_each_finding_and_ends_with_1_if_one_fails(monkeyp
     assert re.search(r"^ok +Python +3", said.stdout, re.MULTILINE)
     from memlane import doctor
 
-    monkeypatch.setattr(doctor, "LOOKS", [lambda: [doctor.Finding("fail", "luck", "none left", "get some")]])
+    monkeypatch.setattr(doctor, "CHECKS", [lambda: [doctor.Finding("fail", "luck", "none left", "get some")]])
     assert cli.main(["doctor"]) == 1
 
 
@@ -328,7 +338,7 @@ os.kill(os.getpid(), 9)
 def test_an_error_is_one_message_without_a_traceback(tmp_path: Path) -> None:
     result = memlane("build", "none.c", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "error: there is no file none.c; `memlane new NAME` writes one to begin with\n"
+    assert result.stderr == "error: there is no file none.c; `memlane new NAME` writes a template\n"
 
 
 def test_what_the_compiler_says_is_shown_as_it_is(source: Path) -> None:
@@ -344,7 +354,7 @@ def test_a_folder_that_exists_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "orchard").mkdir()
     result = memlane("new", "orchard", cwd=tmp_path)
     assert result.returncode == 1
-    assert result.stderr.startswith("error: orchard is there already")
+    assert result.stderr.startswith("error: orchard already exists and was not changed")
 
 
 def test_an_error_of_ours_that_was_not_meant_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +372,41 @@ def test_a_wrong_call_ends_with_2(arguments: list[str]) -> None:
     result = memlane(*arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+def test_the_command_alone_prints_the_help() -> None:
+    assert memlane().stdout == memlane("--help").stdout
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one() -> None:
+    result = memlane("trian", "CartPole-v1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "error: unknown command 'trian'; did you mean 'train'?\n"
+        f"Commands: {', '.join(cli.COMMANDS)}. `memlane --help` describes them.\n"
+    )
+
+
+def test_an_unknown_algorithm_is_answered_with_the_nearest_one() -> None:
+    result = memlane("train", "CartPole-v1", "--algo", "ppo")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: algo must be one of appo, sac, dqn, found 'ppo'; did you mean 'appo'?\n"
+
+
+def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
+    result = memlane("train", "CartPole-v1", "--num-env", "3")
+    assert result.returncode == 2
+    assert "--num-envs INT" in result.stderr
+
+
+def test_the_help_of_train_names_the_algorithms() -> None:
+    assert f"--algo {{{','.join(ALGORITHMS)}}}" in memlane("train", "--help").stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_has_no_default_of_none(name: str) -> None:
+    """The help says what happens instead."""
+    assert "None" not in memlane(name, "--help").stdout
 
 
 def test_ctrl_c_is_quiet_and_leaves_nothing(source: Path, tmp_path: Path) -> None:

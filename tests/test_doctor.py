@@ -39,7 +39,7 @@ def test_this_machine_can_run_memlane() -> None:
     found = examine()
     assert [one for one in found if one.state == "fail"] == []
     assert {"Python", "numpy", "torch", "C compiler", "cores", "memfd", "futex", "pidfd", "leftovers", "threads"} <= {
-        one.what for one in found
+        one.subject for one in found
     }
 
 
@@ -48,11 +48,11 @@ def test_the_doctor_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
-def test_a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise PermissionError("/proc/meminfo")
 
-    monkeypatch.setattr(doctor, "LOOKS", [broken])
+    monkeypatch.setattr(doctor, "CHECKS", [broken])
     assert only(examine()).state == "fail"
 
 
@@ -68,14 +68,14 @@ def test_a_missing_package_is_as_bad_as_it_is_needed() -> None:
     def none(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    states = {one.what: one.state for one in doctor.packages(none)}
+    states = {one.subject: one.state for one in doctor.packages(none)}
     assert states == {
         "numpy": "fail", "gymnasium": "fail", "torch": "warn", "tensorboard": "ok", "pillow": "ok", "numba": "ok",
     }  # fmt: skip
 
 
 def test_an_old_package_is_found() -> None:
-    states = {one.what: one.state for one in doctor.packages(lambda _: "0.70.1+cpu")}
+    states = {one.subject: one.state for one in doctor.packages(lambda _: "0.70.1+cpu")}
     assert states["numpy"] == "fail"
     assert states["torch"] == "warn"
     assert states["numba"] == "ok"
@@ -150,7 +150,7 @@ def test_huge_pages_are_told_as_they_are(tmp_path: Path) -> None:
 
 def test_leftovers_are_found_and_stay_where_they_are(shm_dir: Path) -> None:
     leave_one_behind(shm_dir)
-    (found,) = [one for one in examine() if one.what == "leftovers"]
+    (found,) = [one for one in examine() if one.subject == "leftovers"]
     assert (found.state, found.fix) == ("warn", "memlane clean")
     assert len(list(leftovers(shm_dir))) == 1
 
@@ -167,4 +167,4 @@ os.kill(os.getpid(), 9)
 
 def test_a_living_owner_leaves_nothing_behind(shm_dir: Path) -> None:
     with Segment.create({"numbers": ("int64", 8)}, name="in-use"):
-        assert only(doctor.names(shm_dir)).state == "ok"
+        assert only(doctor.leftover_segments(shm_dir)).state == "ok"

@@ -67,7 +67,7 @@ def test_the_pipeline_returns_plain_python_values() -> None:
     [
         ((3, [1.0, 2.0], 0.0, False), IndexError, r"step_data\[1\]: there is no env 3; num_envs is 3"),
         ((-1, [1.0, 2.0], 0.0, False), IndexError, r"step_data\[1\]: there is no env -1"),
-        ((0.5, [1.0, 2.0], 0.0, False), ValueError, r"step_data\[1\]: the env id must be a whole number, found 0.5"),
+        ((0.5, [1.0, 2.0], 0.0, False), ValueError, r"step_data\[1\]: the env id must be an integer, found 0.5"),
         ((0, [1.0], 0.0, False), ValueError, r"step_data\[1\]: the observation must have shape \[2\], found \[1\]"),
         ((0, ["a", 1], 0.0, False), ValueError, r"step_data\[1\]: the observation must be made of numbers"),
         ((0, [[1.0], [1.0, 2.0]], 0.0, False), ValueError, r"step_data\[1\]: .* rows of different lengths"),
@@ -97,7 +97,7 @@ def test_a_worker_that_dies_is_an_error_that_names_it_and_leaves_nothing_behind(
 
 @pytest.mark.parametrize("arguments", [(0, 2), (-1, 2), (2, -1), (1.5, 2)])
 def test_impossible_sizes_are_refused(arguments: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="must be a whole number"):
+    with pytest.raises(ValueError, match="must be an integer"):
         shared_memory_rl_pipeline(*arguments, [])
 
 
@@ -155,8 +155,8 @@ def test_batches_are_plain_python_values() -> None:
     ("transition", "text"),
     [
         (([1.0], 0, 0.0, [1.0, 2.0], False), r"state must have shape \[2\], found \[1\]"),
-        (([1.0, 2.0], 0.5, 0.0, [1.0, 2.0], False), "action must be a whole number"),
-        (([1.0, 2.0], 2**63, 0.0, [1.0, 2.0], False), "action must be a whole number of at most 64 bits"),
+        (([1.0, 2.0], 0.5, 0.0, [1.0, 2.0], False), "action must be an integer"),
+        (([1.0, 2.0], 2**63, 0.0, [1.0, 2.0], False), "action must be an integer of at most 64 bits"),
         (([1.0, 2.0], 0, "high", [1.0, 2.0], False), "reward must be made of numbers"),
         (([1.0, 2.0], 0, 0.0, [1.0, None], False), "next_state must be made of numbers"),
         (([1.0, 2.0], 0, 0.0, [1.0, 2.0], 7), "done must be True or False"),

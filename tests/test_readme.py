@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 README = Path(__file__).parents[1] / "README.md"
-PRINTS = ["1088.0\n", "", "", ""]
+PRINTS = [
+    r"\(64, 4\) 0\n",
+    r"\d+ steps, mean return \d+, see runs/readme/report\.html\n",
+    r"\{'obs': \(256, 4\), 'action': \(256,\), .*'next_obs': \(256, 4\), .*\}\n",
+]
 
 
 def test_the_readme_has_the_examples_that_are_tested_here() -> None:
@@ -24,7 +28,8 @@ def test_an_example_in_the_readme_runs(number: int, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
-    assert (run.returncode, run.stdout, run.stderr) == (0, PRINTS[number], "")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert re.fullmatch(PRINTS[number], run.stdout)
 
 
 def examples() -> list[str]:

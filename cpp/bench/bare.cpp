@@ -1,6 +1,5 @@
-// What the machine can do without memlane: the physical limit that benchmarks print beside memlane's own figures.
-// Nothing of memlane is in here. Every mode prints one line of JSON: nanoseconds per operation, the median over blocks
-// and every block's value.
+// Measures the physical limit of the machine, which benchmarks print beside memlane's own figures. Uses no code of
+// memlane. Every mode prints one line of JSON: nanoseconds per operation, as the median over blocks and for each block.
 //
 //   bare pingpong_spin N                           round trip of 64 bytes each way between two processes, both awake
 //   bare pingpong_futex N                          the same, each side sleeping in the kernel until its turn
@@ -36,7 +35,7 @@ namespace {
 constexpr int blocks = 10;
 constexpr std::size_t payload_bytes = 64;
 
-[[noreturn]] void give_up(const char *what) {
+[[noreturn]] void fail(const char *what) {
     std::fprintf(stderr, "bare: %s: %s\n", what, std::strerror(errno));
     std::exit(1);
 }
@@ -64,7 +63,7 @@ void print(const std::string &name, const std::string &settings, const std::vect
 template <class T> T *shared() {
     void *memory = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED)
-        give_up("mmap");
+        fail("mmap");
     return new (memory) T{};
 }
 
@@ -72,7 +71,7 @@ template <class Body> pid_t start_child(Body body) {
     const pid_t parent = getpid();
     const pid_t pid = fork();
     if (pid < 0)
-        give_up("fork");
+        fail("fork");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() == parent)
@@ -139,31 +138,31 @@ struct Sleeping {
     }
 };
 
-template <class Way> void pingpong(const std::string &name, std::uint32_t trips) {
+template <class Wait> void pingpong(const std::string &name, std::uint32_t trips) {
     auto *table = shared<Table>();
     const std::uint32_t per_block = std::max<std::uint32_t>(1, trips / blocks);
     const std::uint32_t warmup = per_block;
-    const std::uint32_t all = warmup + per_block * blocks;
+    const std::uint32_t total = warmup + per_block * blocks;
     const pid_t child = start_child([&] {
         unsigned char mine[payload_bytes];
-        for (std::uint32_t trip = 1; trip <= all; ++trip) {
-            Way::await(table->ping.turn, trip);
+        for (std::uint32_t trip = 1; trip <= total; ++trip) {
+            Wait::await(table->ping.turn, trip);
             std::memcpy(mine, table->ping.payload, payload_bytes);
             std::memcpy(table->pong.payload, mine, payload_bytes);
-            Way::advance(table->pong.turn, trip);
+            Wait::advance(table->pong.turn, trip);
         }
     });
     unsigned char out[payload_bytes], back[payload_bytes];
     std::vector<double> block_ns;
     std::int64_t begin = now_ns();
-    for (std::uint32_t trip = 1; trip <= all; ++trip) {
+    for (std::uint32_t trip = 1; trip <= total; ++trip) {
         std::memset(out, static_cast<int>(trip), payload_bytes);
         std::memcpy(table->ping.payload, out, payload_bytes);
-        Way::advance(table->ping.turn, trip);
-        Way::await(table->pong.turn, trip);
+        Wait::advance(table->ping.turn, trip);
+        Wait::await(table->pong.turn, trip);
         std::memcpy(back, table->pong.payload, payload_bytes);
         if (std::memcmp(out, back, payload_bytes) != 0) {
-            std::fprintf(stderr, "bare: trip %u came back changed\n", trip);
+            std::fprintf(stderr, "bare: the payload of round trip %u came back changed\n", trip);
             std::exit(1);
         }
         if (trip % per_block == 0) {
@@ -180,38 +179,38 @@ template <class Way> void pingpong(const std::string &name, std::uint32_t trips)
 
 // ------------------------------------------------------------------------------------------------------------ wake
 
-struct Bed {
-    alignas(64) std::atomic<std::uint32_t> bell;  // rounds rung
-    alignas(64) std::atomic<std::uint32_t> awake; // rounds answered
+struct Sleeper {
+    alignas(64) std::atomic<std::uint32_t> signalled; // wake-ups sent
+    alignas(64) std::atomic<std::uint32_t> awake;     // wake-ups answered
     std::atomic<std::int64_t> awake_at_ns;
 };
 
 void wake(std::uint32_t wakes) {
     constexpr std::int64_t rest_ns = 200'000; // long enough for the sleeper to be asleep and its core idle
-    auto *bed = shared<Bed>();
+    auto *sleeper = shared<Sleeper>();
     const std::uint32_t per_block = std::max<std::uint32_t>(1, wakes / blocks);
-    const std::uint32_t all = per_block * blocks;
+    const std::uint32_t total = per_block * blocks;
     const pid_t child = start_child([&] {
-        for (std::uint32_t round = 1; round <= all; ++round) {
-            while (bed->bell.load(std::memory_order_acquire) < round)
-                futex_wait(bed->bell, round - 1);
-            bed->awake_at_ns.store(now_ns(), std::memory_order_relaxed);
-            bed->awake.store(round, std::memory_order_release);
+        for (std::uint32_t round = 1; round <= total; ++round) {
+            while (sleeper->signalled.load(std::memory_order_acquire) < round)
+                futex_wait(sleeper->signalled, round - 1);
+            sleeper->awake_at_ns.store(now_ns(), std::memory_order_relaxed);
+            sleeper->awake.store(round, std::memory_order_release);
         }
     });
     std::vector<double> block_ns, latencies;
-    for (std::uint32_t round = 1; round <= all; ++round) {
-        // Awake: a waker that slept itself would be measured with a cold core of its own.
+    for (std::uint32_t round = 1; round <= total; ++round) {
+        // Spins: a waker that had slept itself would be measured on a cold core.
         for (const std::int64_t until = now_ns() + rest_ns; now_ns() < until;)
             pause_core();
-        const std::int64_t rung_at_ns = now_ns();
-        bed->bell.store(round, std::memory_order_seq_cst);
-        futex_wake(bed->bell);
-        while (bed->awake.load(std::memory_order_acquire) < round)
+        const std::int64_t signalled_at_ns = now_ns();
+        sleeper->signalled.store(round, std::memory_order_seq_cst);
+        futex_wake(sleeper->signalled);
+        while (sleeper->awake.load(std::memory_order_acquire) < round)
             pause_core();
-        latencies.push_back(static_cast<double>(bed->awake_at_ns.load(std::memory_order_relaxed) - rung_at_ns));
+        latencies.push_back(static_cast<double>(sleeper->awake_at_ns.load(std::memory_order_relaxed) - signalled_at_ns));
         if (round % per_block == 0) {
-            block_ns.push_back(median(latencies)); // one preemption would drown a mean
+            block_ns.push_back(median(latencies)); // one preemption would dominate a mean
             latencies.clear();
         }
     }
@@ -221,15 +220,15 @@ void wake(std::uint32_t wakes) {
 
 // ---------------------------------------------------------------------------------------------------- gather, memcpy
 
-// Touched, so that the first block does not measure page faults.
+// Memory whose pages are all touched, so that the first block does not measure page faults.
 std::vector<unsigned char> memory(std::size_t bytes) {
-    std::vector<unsigned char> all(bytes);
+    std::vector<unsigned char> touched(bytes);
     for (std::size_t i = 0; i < bytes; i += 64)
-        all[i] = static_cast<unsigned char>(i / 64);
-    return all;
+        touched[i] = static_cast<unsigned char>(i / 64);
+    return touched;
 }
 
-// Keeps the compiler from dropping copies that nobody reads.
+// Keeps the compiler from dropping copies whose result is not read.
 void use(const void *data) { asm volatile("" : : "r"(data) : "memory"); }
 
 void gather_range(const unsigned char *table, std::size_t row_bytes, const std::uint32_t *rows, unsigned char *out,
@@ -248,14 +247,14 @@ void gather_range(const unsigned char *table, std::size_t row_bytes, const std::
 void gather(std::size_t rows, std::size_t row_bytes, std::size_t batch, std::size_t repeats, std::size_t threads) {
     const std::vector<unsigned char> table = memory(rows * row_bytes);
     std::vector<unsigned char> out = memory(batch * row_bytes);
-    // Drawn before the clock starts, and different for each repeat: the limit is the table's memory, not its cache.
+    // Indices are drawn before the clock starts and differ for each repeat: the limit is the memory, not the cache.
     const std::size_t batches = std::max<std::size_t>(1, repeats / blocks);
     std::vector<std::uint32_t> drawn(batch * batches);
     std::mt19937_64 engine(1);
     for (auto &row : drawn)
         row = static_cast<std::uint32_t>(engine() % rows);
 
-    // Threads of the limit never sleep within a block: they meet before and after each gather, awake.
+    // The threads never sleep within a block: they spin at a barrier before and after each gather.
     std::atomic<std::size_t> begun = 0, ended = 0;
     std::atomic<bool> over = false;
     const auto part = [&](std::size_t member, std::size_t round) {
@@ -276,7 +275,7 @@ void gather(std::size_t rows, std::size_t row_bytes, std::size_t batch, std::siz
         });
     std::vector<double> block_ns;
     std::size_t round = 0;
-    for (int block = -1; block < blocks; ++block) { // the first warms up
+    for (int block = -1; block < blocks; ++block) { // block -1 is the warm-up
         const std::int64_t begin = now_ns();
         for (std::size_t i = 0; i < batches; ++i, ++round) {
             begun.store(round + 1, std::memory_order_release);
@@ -321,15 +320,15 @@ void copy(std::size_t bytes, std::size_t repeats) {
 [[noreturn]] void usage() {
     std::fprintf(stderr, "usage: bare pingpong_spin N | pingpong_futex N | wake N | memcpy BYTES REPEATS |\n"
                          "       gather ROWS ROW_BYTES BATCH REPEATS [THREADS]\n"
-                         "All numbers are whole and above 0; ROWS and N below 2**32.\n");
+                         "All arguments are integers above 0; ROWS and N must be below 2**32.\n");
     std::exit(2);
 }
 
-std::size_t number(const char *text, std::size_t most = SIZE_MAX) {
+std::size_t number(const char *text, std::size_t max = SIZE_MAX) {
     char *end = nullptr;
     errno = 0;
     const unsigned long long value = std::strtoull(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || value == 0 || value > most)
+    if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || value == 0 || value > max)
         usage();
     return value;
 }
@@ -338,13 +337,13 @@ std::size_t number(const char *text, std::size_t most = SIZE_MAX) {
 
 int main(int argc, char **argv) {
     const std::string mode = argc > 1 ? argv[1] : "";
-    constexpr std::size_t most_trips = UINT32_MAX / 2; // warm-up included, the count fits a futex word
+    constexpr std::size_t max_trips = UINT32_MAX / 2; // with the warm-up, the count must fit into a futex word
     if (mode == "pingpong_spin" && argc == 3)
-        pingpong<Spinning>(mode, static_cast<std::uint32_t>(number(argv[2], most_trips)));
+        pingpong<Spinning>(mode, static_cast<std::uint32_t>(number(argv[2], max_trips)));
     else if (mode == "pingpong_futex" && argc == 3)
-        pingpong<Sleeping>(mode, static_cast<std::uint32_t>(number(argv[2], most_trips)));
+        pingpong<Sleeping>(mode, static_cast<std::uint32_t>(number(argv[2], max_trips)));
     else if (mode == "wake" && argc == 3)
-        wake(static_cast<std::uint32_t>(number(argv[2], most_trips)));
+        wake(static_cast<std::uint32_t>(number(argv[2], max_trips)));
     else if (mode == "gather" && (argc == 6 || argc == 7))
         gather(number(argv[2], UINT32_MAX), number(argv[3]), number(argv[4]), number(argv[5]),
                argc == 7 ? number(argv[6], 1024) : 1);

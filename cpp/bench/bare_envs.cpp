@@ -1,8 +1,8 @@
-// What environments written in C reach without Python and without a host: the limit that benchmarks/native_envs.py prints
-// beside memlane's own figures. Each thread steps its share in a loop of its own and resets what has ended; nobody waits
-// for anybody.
+// The speed of environments in C without Python and without a host: the limit that benchmarks/native_envs.py prints beside
+// memlane's own figures. Each thread steps its share of the environments in its own loop and resets those that have ended;
+// threads do not wait for each other.
 //
-//     bare_envs NAME NUM_ENVS THREADS SECONDS BLOCKS     prints nanoseconds per step of one environment, a line each block
+//     bare_envs NAME NUM_ENVS THREADS SECONDS BLOCKS     prints nanoseconds per step of one environment, one line per block
 
 #include <atomic>
 #include <chrono>
@@ -34,10 +34,10 @@ const memlane_spec *find(const std::string &name) {
 
 struct Arrays {
     std::vector<void *> of(const memlane_field *fields, int count, std::size_t rows) {
-        std::vector<void *> made;
+        std::vector<void *> arrays;
         for (int i = 0; i < count; ++i)
-            made.push_back(zeros(rows * memlane::row_bytes(fields[i])));
-        return made;
+            arrays.push_back(zeros(rows * memlane::row_bytes(fields[i])));
+        return arrays;
     }
     void *zeros(std::size_t bytes) {
         void *memory = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
@@ -48,18 +48,18 @@ struct Arrays {
 
 } // namespace
 
-int main(int count, char **words) {
-    if (count != 6) {
+int main(int argc, char **argv) {
+    if (argc != 6) {
         std::fprintf(stderr, "usage: bare_envs NAME NUM_ENVS THREADS SECONDS BLOCKS\n");
         return 2;
     }
-    const memlane_spec *spec = find(words[1]);
+    const memlane_spec *spec = find(argv[1]);
     if (spec == nullptr) {
-        std::fprintf(stderr, "there is no environment %s\n", words[1]);
+        std::fprintf(stderr, "unknown environment %s\n", argv[1]);
         return 2;
     }
-    const int num_envs = std::atoi(words[2]), threads = std::atoi(words[3]), blocks = std::atoi(words[5]);
-    const std::chrono::duration<double> seconds(std::atof(words[4]));
+    const int num_envs = std::atoi(argv[2]), threads = std::atoi(argv[3]), blocks = std::atoi(argv[5]);
+    const std::chrono::duration<double> seconds(std::atof(argv[4]));
     Arrays arrays;
     const std::size_t rows = static_cast<std::size_t>(num_envs);
     auto actions = arrays.of(spec->actions, spec->num_actions, rows);
@@ -75,7 +75,7 @@ int main(int count, char **words) {
                       infos.data(), static_cast<std::uint8_t *>(arrays.zeros(rows)), settings.data(), steps.data()};
     for (std::size_t i = 0; i < rows; ++i)
         envs.random[i] = i * 7919;
-    // Random choices, so that episodes end as they do with memlane.
+    // Random actions, so that episodes end as often as they do with memlane.
     if (spec->actions[0].kind == MEMLANE_DISCRETE)
         for (std::size_t i = 0; i < rows; ++i)
             static_cast<std::int64_t *>(actions[0])[i] = static_cast<std::int64_t>(memlane_random(&envs.random[i]) % 2);
@@ -85,10 +85,10 @@ int main(int count, char **words) {
         std::atomic<long> done{0};
         const auto begin = Clock::now();
         const auto loop = [&](int first, int last) {
-            long rounds = 0;
+            long steps_done = 0;
             while (Clock::now() - begin < seconds) {
                 for (int repeat = 0; repeat < 64; ++repeat) {
-                    if (spec->actions[0].kind == MEMLANE_DISCRETE) // another one for each, at next to no cost
+                    if (spec->actions[0].kind == MEMLANE_DISCRETE) // vary the actions at almost no cost
                         for (int i = first; i < last; ++i)
                             static_cast<std::int64_t *>(actions[0])[i] ^= (i + repeat) % 3 == 0;
                     spec->step(&envs, first, last);
@@ -101,9 +101,9 @@ int main(int count, char **words) {
                         }
                     }
                 }
-                rounds += 64;
+                steps_done += 64;
             }
-            done += rounds * (last - first);
+            done += steps_done * (last - first);
         };
         std::vector<std::thread> helpers;
         for (int thread = 1; thread < threads; ++thread)
@@ -111,8 +111,8 @@ int main(int count, char **words) {
         loop(0, num_envs / threads);
         for (auto &helper : helpers)
             helper.join();
-        const std::chrono::duration<double, std::nano> took = Clock::now() - begin;
-        std::printf("%.4f\n", took.count() / static_cast<double>(done.load()));
+        const std::chrono::duration<double, std::nano> elapsed = Clock::now() - begin;
+        std::printf("%.4f\n", elapsed.count() / static_cast<double>(done.load()));
     }
     return 0;
 }

@@ -1,30 +1,31 @@
-/* Bricks-v0: a ball, a paddle and a wall of bricks, learnt from pixels. A brick is worth 1; the game ends when the ball gets
- * past the paddle or no brick is left.
+/* Bricks-v0: a ball, a paddle and a wall of bricks; observations are pixels. A brick is worth 1; the episode ends when the
+ * ball gets past the paddle or no brick is left.
  *
- * One frame tells everything. Everything moves by whole pixels, and the ball has a dimmer trail where it would have come from
- * at the speed that it has now: so the speed can be seen, also right after a bounce. For authors: an observation of bytes,
- * drawn anew each time (0.5 us; to keep a frame for each environment and change it would take 7 KB of state each). */
+ * One frame shows the whole state. Objects move by whole pixels, and the ball has a dimmer trail at the position it would
+ * have come from at its current speed, so the speed is visible, also right after a bounce. An example for authors: an
+ * observation of bytes that is redrawn in every step (0.5 us; to keep and update a frame would take 7 KB of state per
+ * environment). */
 #include <string.h>
 
 #include "memlane/env.h"
 
 #define SIZE 84
-#define WALL 2 /* how thick, left and right; the ball moves by no more, so that its trail stays in the picture */
-#define TOP 4  /* how thick the wall above is: likewise */
+#define WALL 2 /* thickness left and right; at least the speed of the ball, so that its trail stays in the image */
+#define TOP 4  /* thickness of the wall above, for the same reason */
 #define COLUMNS 10
 #define ROWS 6
 #define BRICK_WIDTH 8
 #define BRICK_HEIGHT 4 /* more than the ball moves in a step */
 #define BRICKS_TOP 14
 #define BALL 2
-#define FALL 3 /* how far the ball moves up or down in a step */
+#define FALL 3 /* vertical speed of the ball, in pixels per step */
 #define PADDLE_WIDTH 16
 #define PADDLE_TOP 80
 #define PADDLE_SPEED 3
-#define ZOOM 5 /* of the picture for people */
+#define ZOOM 5 /* of the rendered image */
 
 struct game {
-    uint64_t bricks; /* bit row * COLUMNS + column: it is still there */
+    uint64_t bricks; /* bit row * COLUMNS + column is 1 while the brick exists */
     int32_t paddle;  /* its left end */
     int32_t x, y;    /* the ball's upper left corner */
     int32_t dx, dy;
@@ -33,7 +34,7 @@ struct game {
 static const int32_t speeds[4] = {-2, -1, 1, 2};
 static const uint8_t row_shade[ROWS] = {220, 200, 180, 160, 140, 120};
 
-/* The bit of the brick at a pixel; 0 where there is none. */
+/* The bit of the brick at a pixel; 0 if there is none. */
 static uint64_t brick_at(const struct game *game, int32_t x, int32_t y) {
     if (x < WALL || x >= SIZE - WALL || y < BRICKS_TOP || y >= BRICKS_TOP + ROWS * BRICK_HEIGHT)
         return 0;
@@ -41,7 +42,7 @@ static uint64_t brick_at(const struct game *game, int32_t x, int32_t y) {
     return game->bricks & UINT64_C(1) << (row * COLUMNS + column);
 }
 
-/* A square or the like, cut off at the edges of the picture. */
+/* Fill a rectangle, clipped at the edges of the image. */
 static void fill(uint8_t *frame, int32_t left, int32_t top, int32_t width, int32_t height, uint8_t shade) {
     for (int32_t y = top < 0 ? 0 : top; y < top + height && y < SIZE; ++y)
         for (int32_t x = left < 0 ? 0 : left; x < left + width && x < SIZE; ++x)
@@ -80,8 +81,8 @@ static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
     }
 }
 
-/* Moves the ball; how many bricks it hit. It bounces off walls, and off a brick before it gets into it: sideways first, then
- * up or down, so it may hit two. What touches is the corner that goes ahead. */
+/* Moves the ball; returns the number of bricks it hit. It bounces off walls and bricks: first horizontally, then
+ * vertically, so it may hit two bricks. Collisions are those of its leading corner. */
 static int move_ball(struct game *game) {
     int hits = 0;
     int32_t x = game->x + game->dx, y = game->y + game->dy;
@@ -108,20 +109,20 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
         game->paddle = paddle < leftmost ? leftmost : paddle > rightmost ? rightmost : paddle;
 
         envs->rewards[i] = move_ball(game);
-        int lost = 0;
+        int missed = 0;
         if (game->y + BALL > PADDLE_TOP) {
-            const int32_t along = game->x + BALL / 2 - game->paddle;
-            lost = along < 0 || along > PADDLE_WIDTH;
-            game->y = PADDLE_TOP - (lost ? 0 : BALL);
-            if (!lost) /* each quarter of the paddle sends it another way: that is how to aim */
-                game->dy = -FALL, game->dx = speeds[along * 4 / (PADDLE_WIDTH + 1)];
+            const int32_t offset = game->x + BALL / 2 - game->paddle;
+            missed = offset < 0 || offset > PADDLE_WIDTH;
+            game->y = PADDLE_TOP - (missed ? 0 : BALL);
+            if (!missed) /* each quarter of the paddle gives another direction, so the player can aim */
+                game->dy = -FALL, game->dx = speeds[offset * 4 / (PADDLE_WIDTH + 1)];
         }
-        envs->terminated[i] = (uint8_t)(lost || game->bricks == 0);
+        envs->terminated[i] = (uint8_t)(missed || game->bricks == 0);
         draw(game, (uint8_t *)envs->observations[0] + (int64_t)i * SIZE * SIZE);
     }
 }
 
-/* What the agent sees, ZOOM times as large. Drawn from the state: the observations may be anything by now. */
+/* The observation, ZOOM times as large. Drawn from the state: the observation array may have other content by now. */
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     uint8_t frame[SIZE * SIZE];
     draw((const struct game *)envs->state + i, frame);
@@ -133,7 +134,7 @@ static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
 static const memlane_field observations[] = {
     {.dtype = MEMLANE_UINT8, .num_dims = 2, .shape = {SIZE, SIZE}, .low = 0, .high = 255},
 };
-/* Stay, left, right. */
+/* 0 is stay, 1 is left, 2 is right. */
 static const memlane_field actions[] = {{.dtype = MEMLANE_INT64, .kind = MEMLANE_DISCRETE, .low = 0, .high = 2}};
 
 MEMLANE_EXPORT const memlane_spec memlane_env = {

@@ -1,5 +1,5 @@
-/* CartPole-v1: a pole on a cart is to be kept upright by pushing the cart left or right. Gymnasium's equations (Barto,
- * Sutton and Anderson, 1983), in the same order and precision. */
+/* CartPole-v1: keep a pole on a cart upright by pushing the cart left or right. Gymnasium's equations (Barto, Sutton and
+ * Anderson, 1983), in the same order and precision. */
 #include <math.h>
 
 #include "memlane/draw.h"
@@ -13,40 +13,40 @@
 #define POLE_MASS_LENGTH 0.05
 #define FORCE 10.0
 #define SECONDS 0.02
-#define FAR 2.4
-#define STEEP 0.20943951023931953 /* 12 degrees */
+#define MAX_POSITION 2.4
+#define MAX_ANGLE 0.20943951023931953 /* 12 degrees */
 
-/* The state: four arrays one after the other, so that the compiler can work on several environments at once. */
-static double *state_of(const memlane_envs *envs, int number) {
-    return (double *)envs->state + (int64_t)number * envs->num_envs;
+/* The state: four arrays one after the other, so that the compiler can vectorise the loop over environments. */
+static double *state_array(const memlane_envs *envs, int index) {
+    return (double *)envs->state + (int64_t)index * envs->num_envs;
 }
 
 static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
     for (int32_t i = begin; i < end; ++i) {
         float *observation = (float *)envs->observations[0] + 4 * (int64_t)i;
-        for (int number = 0; number < 4; ++number) {
+        for (int index = 0; index < 4; ++index) {
             const double value = memlane_uniform(&envs->random[i], -0.05, 0.05);
-            state_of(envs, number)[i] = value;
-            observation[number] = (float)value;
+            state_array(envs, index)[i] = value;
+            observation[index] = (float)value;
         }
     }
 }
 
-MEMLANE_FAST static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
-    double *restrict xs = state_of(envs, 0), *restrict speeds = state_of(envs, 1);
-    double *restrict angles = state_of(envs, 2), *restrict spins = state_of(envs, 3);
+MEMLANE_SIMD_FUNCTION static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
+    double *restrict xs = state_array(envs, 0), *restrict speeds = state_array(envs, 1);
+    double *restrict angles = state_array(envs, 2), *restrict spins = state_array(envs, 3);
     const int64_t *restrict actions = envs->actions[0];
     float *restrict observations = envs->observations[0];
     double *restrict rewards = envs->rewards;
     uint8_t *restrict terminated = envs->terminated;
-    const int punish = envs->settings[0] != 0;
+    const int sutton_barto = envs->settings[0] != 0;
 
-    MEMLANE_EACH_ALONE
+    MEMLANE_SIMD_LOOP
     for (int32_t i = begin; i < end; ++i) {
         double sine, cosine;
         memlane_sincos(angles[i], &sine, &cosine);
         const double force = actions[i] == 1 ? FORCE : -FORCE;
-        /* Times (1 / constant), not divided by it: the same to 16 digits, and a third faster. */
+        /* Multiplied by (1 / constant) instead of divided: equal to 16 digits, and a third faster. */
         const double push = (force + POLE_MASS_LENGTH * (spins[i] * spins[i]) * sine) * (1 / TOTAL_MASS);
         const double turn = (GRAVITY * sine - cosine * push) /
                             (HALF_LENGTH * (4.0 / 3.0) - (HALF_LENGTH * POLE_MASS / TOTAL_MASS) * (cosine * cosine));
@@ -58,15 +58,15 @@ MEMLANE_FAST static void step(const memlane_envs *envs, int32_t begin, int32_t e
         observations[4 * i + 0] = (float)x, observations[4 * i + 1] = (float)speed;
         observations[4 * i + 2] = (float)angle, observations[4 * i + 3] = (float)spin;
 
-        const int fell = (x < -FAR) | (x > FAR) | (angle < -STEEP) | (angle > STEEP);
+        const int fell = (x < -MAX_POSITION) | (x > MAX_POSITION) | (angle < -MAX_ANGLE) | (angle > MAX_ANGLE);
         terminated[i] = (uint8_t)fell;
-        rewards[i] = punish ? -(double)fell : 1.0;
+        rewards[i] = sutton_barto ? -(double)fell : 1.0;
     }
 }
 
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_canvas canvas = {rgb, 600, 400};
-    const double x = 300 + state_of(envs, 0)[i] * 600 / 4.8, angle = state_of(envs, 2)[i];
+    const double x = 300 + state_array(envs, 0)[i] * 600 / 4.8, angle = state_array(envs, 2)[i];
     memlane_fill(canvas, 255, 255, 255);
     memlane_line(canvas, 0, 300, 600, 300, 1, 0, 0, 0);
     memlane_rectangle(canvas, x - 25, 285, x + 25, 315, 0, 0, 0);
@@ -74,7 +74,8 @@ static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_disc(canvas, x, 285, 5, 129, 132, 203);
 }
 
-static const double bounds[2][4] = {{-2 * FAR, -INFINITY, -2 * STEEP, -INFINITY}, {2 * FAR, INFINITY, 2 * STEEP, INFINITY}};
+static const double bounds[2][4] = {{-2 * MAX_POSITION, -INFINITY, -2 * MAX_ANGLE, -INFINITY},
+                                    {2 * MAX_POSITION, INFINITY, 2 * MAX_ANGLE, INFINITY}};
 static const memlane_field observations[] = {
     {.dtype = MEMLANE_FLOAT32, .num_dims = 1, .shape = {4}, .lows = bounds[0], .highs = bounds[1]},
 };

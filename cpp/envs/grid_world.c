@@ -1,5 +1,5 @@
-/* GridWorld-v0: find the way to a target on a grid with walls and lava. For authors it shows what cart_pole.c does not: an
- * observation of several fields (a dict in Python), an info, and a state that is one struct for each environment. */
+/* GridWorld-v0: find the way to a target on a grid with walls and lava. An example for authors of what cart_pole.c does not
+ * have: an observation with several fields (a dict in Python), an info, and a state that is one struct per environment. */
 #include <stdlib.h>
 
 #include "memlane/draw.h"
@@ -8,7 +8,7 @@
 #define SIDE 8
 #define STEP_COST 0.01
 
-/* '#' is a wall, '~' lava. Between any two of the other cells there is a way: so a target can always be reached. */
+/* '#' is a wall, '~' lava. All other cells are connected, so a target can always be reached. */
 static const char map[SIDE][SIDE + 1] = {
     "........",
     ".##..#..",
@@ -30,12 +30,12 @@ struct world {
 
 static const cell moves[4] = {{1, 0}, {0, -1}, {-1, 0}, {0, 1}}; /* right, up, left, down */
 
-static int same(cell one, cell other) { return one.x == other.x && one.y == other.y; }
+static int same(cell a, cell b) { return a.x == b.x && a.y == b.y; }
 
 static int inside(cell at) { return at.x >= 0 && at.x < SIDE && at.y >= 0 && at.y < SIDE; }
 
 static cell free_cell(uint64_t *random) {
-    for (;;) { /* two statements: in one list of values the compiler may draw either first */
+    for (;;) { /* two statements: the order of evaluation in one initialiser list is not defined in C */
         const int32_t x = memlane_choice(random, SIDE);
         const int32_t y = memlane_choice(random, SIDE);
         if (map[y][x] == '.')
@@ -43,7 +43,7 @@ static cell free_cell(uint64_t *random) {
     }
 }
 
-/* One row of each field: observations[0] is the first field's array, observations[1] the second's. */
+/* Writes one row of each field: observations[0] is the array of the first field, observations[1] that of the second. */
 static void observe(const memlane_envs *envs, int32_t i, const struct world *world) {
     ((cell *)envs->observations[0])[i] = world->agent;
     ((cell *)envs->observations[1])[i] = world->target;
@@ -79,7 +79,7 @@ static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_canvas canvas = {rgb, 400, 400};
     const struct world *world = (const struct world *)envs->state + i;
     const double size = 400.0 / SIDE;
-    memlane_fill(canvas, 200, 200, 200); /* what is left of it is the lines between the cells */
+    memlane_fill(canvas, 200, 200, 200); /* visible as lines between the cells */
     for (int y = 0; y < SIDE; ++y)
         for (int x = 0; x < SIDE; ++x) {
             const double left = x * size + 1, top = y * size + 1, right = left + size - 2, bottom = top + size - 2;
@@ -100,7 +100,7 @@ static const memlane_field observations[] = {
     {.name = "target", .dtype = MEMLANE_INT32, .num_dims = 1, .shape = {2}, .low = 0, .high = SIDE - 1},
 };
 static const memlane_field actions[] = {{.dtype = MEMLANE_INT64, .kind = MEMLANE_DISCRETE, .low = 0, .high = 3}};
-/* How far it is if there were no walls. */
+/* Distance to the target without walls. */
 static const memlane_field infos[] = {{.name = "distance", .dtype = MEMLANE_INT32, .low = 0, .high = 2 * (SIDE - 1)}};
 
 MEMLANE_EXPORT const memlane_spec memlane_env = {

@@ -1,5 +1,5 @@
-/* MountainCar-v0: a car in a valley, too weak to drive straight up, must swing to reach the flag on the right hill.
- * Gymnasium's equations (Moore, 1990), in the same order and precision. */
+/* MountainCar-v0: a car in a valley, too weak to drive straight up, must gain speed by swinging to reach the flag on the
+ * right hill. Gymnasium's equations (Moore, 1990), in the same order and precision. */
 #include <math.h>
 
 #include "memlane/draw.h"
@@ -13,13 +13,13 @@
 #define FORCE 0.001
 #define GRAVITY 0.0025
 
-/* The state: an array of positions, then one of speeds, so that the compiler can work on several environments at once. */
-static double *state_of(const memlane_envs *envs, int number) {
-    return (double *)envs->state + (int64_t)number * envs->num_envs;
+/* The state: an array of positions, then one of speeds, so that the compiler can vectorise the loop over environments. */
+static double *state_array(const memlane_envs *envs, int index) {
+    return (double *)envs->state + (int64_t)index * envs->num_envs;
 }
 
 static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
-    double *xs = state_of(envs, 0), *speeds = state_of(envs, 1);
+    double *xs = state_array(envs, 0), *speeds = state_array(envs, 1);
     float *observations = envs->observations[0];
     for (int32_t i = begin; i < end; ++i) {
         xs[i] = memlane_uniform(&envs->random[i], -0.6, -0.4);
@@ -28,30 +28,30 @@ static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
     }
 }
 
-MEMLANE_FAST static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
-    double *restrict xs = state_of(envs, 0), *restrict speeds = state_of(envs, 1);
+MEMLANE_SIMD_FUNCTION static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
+    double *restrict xs = state_array(envs, 0), *restrict speeds = state_array(envs, 1);
     const int64_t *restrict actions = envs->actions[0];
     float *restrict observations = envs->observations[0];
     double *restrict rewards = envs->rewards;
     uint8_t *restrict terminated = envs->terminated;
     const double goal_speed = envs->settings[0];
 
-    MEMLANE_EACH_ALONE
+    MEMLANE_SIMD_LOOP
     for (int32_t i = begin; i < end; ++i) {
         double sine, cosine;
         memlane_sincos(3 * xs[i], &sine, &cosine);
-        /* Not (double)(actions[i] - 1): before AVX-512 no instruction converts several 64-bit integers. */
-        const double way = actions[i] == 0 ? -1.0 : actions[i] == 1 ? 0.0 : 1.0;
-        double speed = speeds[i] + (way * FORCE + cosine * -GRAVITY);
+        /* Not (double)(actions[i] - 1): before AVX-512 there is no vector instruction that converts 64-bit integers. */
+        const double direction = actions[i] == 0 ? -1.0 : actions[i] == 1 ? 0.0 : 1.0;
+        double speed = speeds[i] + (direction * FORCE + cosine * -GRAVITY);
         speed = speed < -MAX_SPEED ? -MAX_SPEED : speed > MAX_SPEED ? MAX_SPEED : speed;
         const double x = xs[i] + speed;
-        /* Asked before the position is cut, which changes no answer: then the compiler can do without branches. */
-        const int there = (x >= GOAL) & (speed >= goal_speed);
+        /* Before the position is clamped, which does not change the result: so the compiler needs no branch. */
+        const int reached = (x >= GOAL) & (speed >= goal_speed);
 
         xs[i] = x < LEFTMOST ? LEFTMOST : x > RIGHTMOST ? RIGHTMOST : x;
-        speeds[i] = x <= LEFTMOST ? 0 : speed; /* a wall; nobody gets there but from the right */
+        speeds[i] = x <= LEFTMOST ? 0 : speed; /* a wall: the car can only hit it from the right */
         observations[2 * i + 0] = (float)xs[i], observations[2 * i + 1] = (float)speeds[i];
-        terminated[i] = (uint8_t)there;
+        terminated[i] = (uint8_t)reached;
         rewards[i] = -1;
     }
 }
@@ -60,14 +60,14 @@ static double height(double x) { return 400 - (sin(3 * x) * 0.45 + 0.55) * 600 /
 
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_canvas canvas = {rgb, 600, 400};
-    const double scale = 600 / (RIGHTMOST - LEFTMOST), position = state_of(envs, 0)[i], tilt = cos(3 * position);
+    const double scale = 600 / (RIGHTMOST - LEFTMOST), position = state_array(envs, 0)[i], tilt = cos(3 * position);
     memlane_fill(canvas, 255, 255, 255);
     for (int x = 0; x < 600; x += 6)
         memlane_line(canvas, x, height(LEFTMOST + x / scale), x + 6, height(LEFTMOST + (x + 6) / scale), 1, 0, 0, 0);
     const double flag = (GOAL - LEFTMOST) * scale, foot = height(GOAL);
     memlane_line(canvas, flag, foot, flag, foot - 50, 1, 0, 0, 0);
     memlane_rectangle(canvas, flag, foot - 50, flag + 20, foot - 40, 204, 204, 0);
-    /* The car stands 10 above the ground; (c, s) points where it drives. */
+    /* The car is drawn 10 pixels above the ground; (c, s) is its direction. */
     const double x = (position - LEFTMOST) * scale, y = height(position) - 10, c = cos(tilt), s = sin(tilt);
     memlane_line(canvas, x - 12 * c - 8 * s, y + 12 * s - 8 * c, x + 12 * c - 8 * s, y - 12 * s - 8 * c, 16, 0, 0, 0);
     memlane_disc(canvas, x - 10 * c, y + 10 * s, 8, 128, 128, 128);

@@ -1,4 +1,4 @@
-/* Pendulum-v1: a pendulum is to be swung up and kept upright by a torque that is too weak to lift it straight. Gymnasium's
+/* Pendulum-v1: swing a pendulum up and keep it upright with a torque that is too weak to lift it directly. Gymnasium's
  * equations, in the same order and precision. */
 #include <math.h>
 
@@ -11,14 +11,14 @@
 #define MAX_TORQUE 2.0f
 #define SECONDS 0.05
 
-/* The state: an array of angles (0 is upright), then one of speeds, so that the compiler can work on several environments at
- * once. */
-static double *state_of(const memlane_envs *envs, int number) {
-    return (double *)envs->state + (int64_t)number * envs->num_envs;
+/* The state: an array of angles (0 is upright), then one of speeds, so that the compiler can vectorise the loop over
+ * environments. */
+static double *state_array(const memlane_envs *envs, int index) {
+    return (double *)envs->state + (int64_t)index * envs->num_envs;
 }
 
 static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
-    double *angles = state_of(envs, 0), *speeds = state_of(envs, 1);
+    double *angles = state_array(envs, 0), *speeds = state_array(envs, 1);
     float *observations = envs->observations[0];
     for (int32_t i = begin; i < end; ++i) {
         angles[i] = memlane_uniform(&envs->random[i], -PI, PI);
@@ -30,21 +30,21 @@ static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
     }
 }
 
-MEMLANE_FAST static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
-    double *restrict angles = state_of(envs, 0), *restrict speeds = state_of(envs, 1);
+MEMLANE_SIMD_FUNCTION static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
+    double *restrict angles = state_array(envs, 0), *restrict speeds = state_array(envs, 1);
     const float *restrict actions = envs->actions[0];
     float *restrict observations = envs->observations[0];
     double *restrict rewards = envs->rewards;
     const double gravity = envs->settings[0];
 
-    MEMLANE_EACH_ALONE
+    MEMLANE_SIMD_LOOP
     for (int32_t i = begin; i < end; ++i) {
-        const float wanted = actions[i];
-        const float torque = wanted < -MAX_TORQUE ? -MAX_TORQUE : wanted > MAX_TORQUE ? MAX_TORQUE : wanted;
-        /* What it costs is where the pendulum was. The angle is never wound back, so here it is, to between -pi and pi. The
-         * torque's part is in float, as in numpy, whose float32 stays one when a Python number is multiplied in. */
-        const double lean = angles[i] - 2 * PI * floor((angles[i] + PI) / (2 * PI));
-        rewards[i] = -(lean * lean + 0.1 * (speeds[i] * speeds[i]) + (double)(0.001f * (torque * torque)));
+        const float action = actions[i];
+        const float torque = action < -MAX_TORQUE ? -MAX_TORQUE : action > MAX_TORQUE ? MAX_TORQUE : action;
+        /* The cost is that of the state before the step. The stored angle is not wrapped, so it is wrapped here to between
+         * -pi and pi. The torque term is computed in float: in numpy, float32 times a Python number is float32. */
+        const double wrapped = angles[i] - 2 * PI * floor((angles[i] + PI) / (2 * PI));
+        rewards[i] = -(wrapped * wrapped + 0.1 * (speeds[i] * speeds[i]) + (double)(0.001f * (torque * torque)));
 
         double sine, cosine;
         memlane_sincos(angles[i], &sine, &cosine);
@@ -61,7 +61,7 @@ MEMLANE_FAST static void step(const memlane_envs *envs, int32_t begin, int32_t e
 
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_canvas canvas = {rgb, 500, 500};
-    const double length = 500 / 4.4, angle = state_of(envs, 0)[i];
+    const double length = 500 / 4.4, angle = state_array(envs, 0)[i];
     memlane_fill(canvas, 255, 255, 255);
     memlane_line(canvas, 250, 250, 250 - length * sin(angle), 250 - length * cos(angle), 0.2 * length, 204, 77, 77);
     memlane_disc(canvas, 250, 250, 0.05 * length, 0, 0, 0);

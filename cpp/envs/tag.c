@@ -1,5 +1,5 @@
-/* Tag-v0: four agents in a square; one is "it" and chases the others, who lose when it touches them. For authors: an
- * environment with several agents, some of which leave before the end. */
+/* Tag-v0: four agents in a square; one is "it" and chases the others, which are out when it touches them. An example for
+ * authors: an environment with several agents, some of which leave the game before its end. */
 #include "memlane/draw.h"
 #include "memlane/env.h"
 
@@ -10,7 +10,7 @@
 #define REACH 0.12f
 #define HEAD_START 0.5f
 #define REWARD_FOR_RUNNING 0.01
-#define NUMBERS (3 + 4 * (AGENTS - 1)) /* of one agent's observation */
+#define OBSERVATION_SIZE (3 + 4 * (AGENTS - 1))
 
 struct game {
     float x[AGENTS], y[AGENTS];
@@ -19,10 +19,11 @@ struct game {
 
 static const float moves[5][2] = {{0, 0}, {1, 0}, {0, -1}, {-1, 0}, {0, 1}}; /* stay, right, up, left, down */
 
-static float inside(float place) { return place < -EDGE ? -EDGE : place > EDGE ? EDGE : place; }
+static float clamp(float x) { return x < -EDGE ? -EDGE : x > EDGE ? EDGE : x; }
 
-/* What agent `me` sees: its place, whether it is "it", and of the others, from the next one on, where they are from here,
- * whether they are "it" and whether they are in the game. Of those that have left: zeros. `playing` has a flag for each. */
+/* Writes the observation of agent `me`: its position, whether it is "it", and for each other agent, from the next one on,
+ * the relative position, whether it is "it" and whether it is in the game; zeros for agents that have left. `playing` has a
+ * flag for each agent. */
 static void observe(const struct game *game, int me, const uint8_t *playing, float *observation) {
     observation[0] = game->x[me], observation[1] = game->y[me];
     observation[2] = me == game->it;
@@ -42,22 +43,22 @@ static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
         uint64_t *random = &envs->random[i];
         game->it = memlane_choice(random, AGENTS);
         for (int a = 0; a < AGENTS; ++a) {
-            float x = 0, y = 0; /* it begins in the middle, and the others some way off */
+            float x = 0, y = 0; /* "it" begins in the centre, the others at some distance */
             while (a != game->it && x * x + y * y < HEAD_START * HEAD_START) {
                 x = (float)memlane_uniform(random, -EDGE, EDGE);
                 y = (float)memlane_uniform(random, -EDGE, EDGE);
             }
             game->x[a] = x, game->y[a] = y;
         }
-        static const uint8_t everybody[AGENTS] = {1, 1, 1, 1};
+        static const uint8_t all_playing[AGENTS] = {1, 1, 1, 1};
         for (int a = 0; a < AGENTS; ++a)
-            observe(game, a, everybody, (float *)envs->observations[0] + ((int64_t)i * AGENTS + a) * NUMBERS);
+            observe(game, a, all_playing, (float *)envs->observations[0] + ((int64_t)i * AGENTS + a) * OBSERVATION_SIZE);
     }
 }
 
 static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
     for (int32_t i = begin; i < end; ++i) {
-        /* The rows of this game: one for each agent. */
+        /* The rows of this game: one per agent. */
         const int64_t first = (int64_t)i * AGENTS;
         const int64_t *actions = (const int64_t *)envs->actions[0] + first;
         const uint8_t *alive = envs->alive + first;
@@ -66,13 +67,13 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
         struct game *game = (struct game *)envs->state + i;
 
         for (int a = 0; a < AGENTS; ++a)
-            if (alive[a]) { /* the actions of who has left mean nothing */
+            if (alive[a]) { /* actions of agents that have left are ignored */
                 const float speed = a == game->it ? CHASE : RUN;
-                game->x[a] = inside(game->x[a] + speed * moves[actions[a]][0]);
-                game->y[a] = inside(game->y[a] + speed * moves[actions[a]][1]);
+                game->x[a] = clamp(game->x[a] + speed * moves[actions[a]][0]);
+                game->y[a] = clamp(game->y[a] + speed * moves[actions[a]][1]);
             }
 
-        /* Who is touched is out. The host clears `alive` after the step: until then, `playing` is who goes on. */
+        /* An agent that is touched is out. The host clears `alive` after the step; `playing` has the new values now. */
         uint8_t playing[AGENTS];
         int runners = 0;
         for (int a = 0; a < AGENTS; ++a) {
@@ -92,14 +93,14 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
             terminated[game->it] = 1; /* the game is over */
         for (int a = 0; a < AGENTS; ++a)
             if (alive[a])
-                observe(game, a, playing, (float *)envs->observations[0] + (first + a) * NUMBERS);
+                observe(game, a, playing, (float *)envs->observations[0] + (first + a) * OBSERVATION_SIZE);
     }
 }
 
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     memlane_canvas canvas = {rgb, 400, 400};
     const struct game *game = (const struct game *)envs->state + i;
-    const double scale = 400 / (2 * (EDGE + REACH)); /* with room for who stands at an edge */
+    const double scale = 400 / (2 * (EDGE + REACH)); /* with a margin for agents at the edge */
     memlane_fill(canvas, 120, 120, 120);
     memlane_rectangle(canvas, 200 - EDGE * scale, 200 - EDGE * scale, 200 + EDGE * scale, 200 + EDGE * scale, 245, 245, 235);
     for (int a = 0; a < AGENTS; ++a) {
@@ -112,10 +113,10 @@ static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
 }
 
 #define OTHER(sign) sign * 2 * EDGE, sign * 2 * EDGE, sign > 0, sign > 0
-static const double bounds[2][NUMBERS] = {{-EDGE, -EDGE, 0, OTHER(-1), OTHER(-1), OTHER(-1)},
+static const double bounds[2][OBSERVATION_SIZE] = {{-EDGE, -EDGE, 0, OTHER(-1), OTHER(-1), OTHER(-1)},
                                           {EDGE, EDGE, 1, OTHER(1), OTHER(1), OTHER(1)}};
 static const memlane_field observations[] = {
-    {.dtype = MEMLANE_FLOAT32, .num_dims = 1, .shape = {NUMBERS}, .lows = bounds[0], .highs = bounds[1]},
+    {.dtype = MEMLANE_FLOAT32, .num_dims = 1, .shape = {OBSERVATION_SIZE}, .lows = bounds[0], .highs = bounds[1]},
 };
 static const memlane_field actions[] = {{.dtype = MEMLANE_INT64, .kind = MEMLANE_DISCRETE, .low = 0, .high = 4}};
 

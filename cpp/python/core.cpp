@@ -1,5 +1,6 @@
 // Bindings of the core: mappings, signals, atomic words, row copies and the lifeline.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -10,7 +11,9 @@
 
 #include "lanes/rows.hpp"
 #include "os/lifeline.hpp"
+#include "python/gil.hpp"
 #include "python/module.hpp"
+#include "python/numpy_arrays.hpp"
 #include "python/signal.hpp"
 #include "python/waits.hpp"
 #include "python/words.hpp"
@@ -32,11 +35,12 @@ PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(mappin
 
 // ------------------------------------------------------------------------------------------------------- Rows
 
-// Pinned rows. The Python class memlane.core.Rows checks the arrays, keeps them alive and hands in their addresses.
+// Rows at fixed addresses. The Python class memlane.core.Rows checks the arrays, keeps them alive and passes their
+// addresses.
 class Rows {
   public:
-    using Given = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes
-    Rows(std::int64_t count, const std::vector<Given> &fields) : count_(count) {
+    using FieldTuple = std::tuple<std::uintptr_t, std::size_t, std::size_t>; // address, stride, row bytes
+    Rows(std::int64_t count, const std::vector<FieldTuple> &fields) : count_(count) {
         for (const auto &[address, stride, row] : fields) {
             fields_.push_back({reinterpret_cast<std::byte *>(address), stride, row});
             row_bytes_ += row;
@@ -56,11 +60,11 @@ class Rows {
     }
 
   private:
-    static void check(const Indices &indices, std::int64_t rows, std::int64_t other, const char *what) {
-        const auto wanted = static_cast<std::int64_t>(indices.shape(0));
-        if (other != wanted)
-            throw nb::value_error(("there are " + std::to_string(wanted) + " indices, but " + what + " has " +
-                                   std::to_string(other) + " rows").c_str());
+    static void check(const Indices &indices, std::int64_t rows, std::int64_t other_rows, const char *other) {
+        const auto count = static_cast<std::int64_t>(indices.shape(0));
+        if (other_rows != count)
+            throw nb::value_error(("there are " + std::to_string(count) + " indices, but " + other + " has " +
+                                   std::to_string(other_rows) + " rows").c_str());
         const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, rows);
         if (bad >= 0)
             throw nb::index_error(("indices[" + std::to_string(bad) + "] is " +
@@ -70,7 +74,7 @@ class Rows {
 
     std::int64_t count_;
     std::vector<Field> fields_;
-    std::size_t row_bytes_ = 0; // of all fields
+    std::size_t row_bytes_ = 0; // bytes of one row over all fields
 };
 
 } // namespace
@@ -81,25 +85,26 @@ void bind_core(nb::module_ &m) {
     m.attr("SLICE_SECONDS") = slice_ns / 1e9;
 
     nb::class_<Mapping>(m, "Mapping", nb::type_slots(mapping_slots), nb::is_weak_referenceable(),
-                        "A range of a file mapped into this process; a buffer that numpy can view.")
+                        "A range of a file mapped into this process. Supports the buffer protocol.")
         .def(nb::init<int, std::size_t, std::size_t, bool>(), "fd"_a, "offset"_a, "nbytes"_a, "writeable"_a)
         .def_prop_ro("nbytes", &Mapping::bytes)
         .def_prop_ro("closed", &Mapping::closed)
-        .def("close", &Mapping::close, "Refuse new work. The memory goes when its last holder goes.")
-        .def("retire", &Mapping::retire, "Put poisoned private pages in the place of the shared ones.");
+        .def("close", &Mapping::close, "Refuse new operations. The memory is unmapped when the last object that uses it is gone.")
+        .def("retire", &Mapping::retire,
+             "Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1.");
 
     nb::class_<Signal>(m, "Signal", "An atomic counter that one side advances and others wait for.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
         .def_prop_ro("label", &Signal::label)
         .def_prop_ro("value", &Signal::value)
         .def_prop_rw("spin_limit_ns", &Signal::spin_limit_ns, &Signal::set_spin_limit_ns)
-        .def("store", &Signal::store, "value"_a, "Set the value and wake whoever waits for it.")
-        .def("add", &Signal::add, "amount"_a = 1, "Add, wake, and return the new value.")
+        .def("store", &Signal::store, "value"_a, "Set the value and wake all waiters.")
+        .def("add", &Signal::add, "amount"_a = 1, "Add to the value, wake all waiters, and return the new value.")
         .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,
-             "Set the value if it is `expected`; say whether it was.")
+             "Set the value if it is `expected` and wake all waiters. Return whether it was.")
         .def("wait", &Signal::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
-             "Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and\n"
-             "with PeerDied soon after the death of one of `peers`.");
+             "Wait until the value is at least `until` and return it. Raises WaitTimeout after `timeout` seconds and\n"
+             "PeerDied soon after the death of one of `peers`.");
 
     nb::class_<Words>(m, "Words", "A table of atomic 64-bit words.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::string>(), "mapping"_a, "offset"_a,
@@ -109,19 +114,20 @@ void bind_core(nb::module_ &m) {
         .def("load", &Words::load, "index"_a)
         .def("store", &Words::store, "index"_a, "value"_a)
         .def("add", &Words::add, "index"_a, "amount"_a, "Add and return the new value.")
-        .def("sum", &Words::sum, "first"_a, "stride"_a, "Of every `stride`-th word from `first` on.")
-        .def("add_each", &Words::add_each, "indices"_a, "amount"_a)
+        .def("sum", &Words::sum, "first"_a, "stride"_a, "Sum every `stride`-th word, beginning with `first`.")
+        .def("add_each", &Words::add_each, "indices"_a, "amount"_a, "Add `amount` to each of these words.")
         .def("compare_and_swap", &Words::compare_and_swap, "index"_a, "expected"_a, "value"_a)
         .def("unchanged", &Words::is_unchanged, "index"_a, "seen"_a,
-             "Whether the word still holds `seen`: what was copied since it was loaded is then whole.")
-        .def("load_into", &Words::load_into, "indices"_a, "out"_a.noconvert())
+             "Return whether the word still holds `seen`. If so, data copied since it was loaded is not torn.")
+        .def("load_into", &Words::load_into, "indices"_a, "out"_a.noconvert(), "Load the words at `indices` into `out`.")
         .def("changed", &Words::changed, "indices"_a, "seen"_a,
-             "The positions in `indices` whose word no longer holds what was seen there.");
+             "Return the positions i for which the word `indices[i]` no longer holds `seen[i]`.");
 
-    nb::class_<Rows>(m, "Rows")
-        .def(nb::init<std::int64_t, std::vector<Rows::Given>>(), "count"_a, "fields"_a)
-        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a)
-        .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a);
+    nb::class_<Rows>(m, "Rows", "Fields of equal length at fixed addresses, whose rows are copied by index.")
+        .def(nb::init<std::int64_t, std::vector<Rows::FieldTuple>>(), "count"_a, "fields"_a)
+        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a, "Copy row `indices[i]` of every field to row i of `out`.")
+        .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a,
+             "Copy row i of every field of `values` to row `indices[i]`.");
 
     m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");

@@ -1,4 +1,4 @@
-// The Python face of environments written in C: a host over arrays that Python made.
+// Python bindings of the host of environments written in C, on arrays that Python allocated.
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "python/module.hpp"
+#include "python/buffer.hpp"
 #include "python/waits.hpp"
 #include "envs/async_steps.hpp"
 #include "envs/host.hpp"
@@ -25,21 +26,25 @@ using namespace memlane;
 
 namespace {
 
-// Below this a step keeps the GIL: to let go of it and to take it back costs 0.1 us, beside a busy Python thread 5 ms.
-constexpr double worth_the_gil_ns = 50'000;
+// A shorter step keeps the GIL: to release and acquire it costs 0.1 us, beside a busy Python thread 5 ms.
+constexpr double release_gil_above_ns = 50'000;
 
-// A writeable array in one piece of at least `bytes`. Whoever calls keeps the array.
+// Results of EnvHost::step that are not a count: nothing has been stepped.
+constexpr std::int32_t needs_conversion = -1; // the actions are not an array that the host can read
+constexpr std::int32_t needs_reset = -2;      // episodes have ended, and with Autoreset::disabled the caller must reset them
+
+// The memory of a contiguous writable array of at least `bytes`. The caller keeps the array alive.
 void *memory_of(nb::handle array, std::size_t bytes, const std::string &name) {
     const Buffer buffer(array, true);
     if (!buffer.held)
-        throw nb::buffer_error((name + " must be an array in one piece that can be written").c_str());
+        throw nb::buffer_error((name + " must be a contiguous writable array").c_str());
     if (static_cast<std::size_t>(buffer.view.len) < bytes)
-        throw nb::value_error((name + " must have at least " + std::to_string(bytes) + " bytes, and has " +
+        throw nb::value_error((name + " must have at least " + std::to_string(bytes) + " bytes, found " +
                                std::to_string(buffer.view.len)).c_str());
     return buffer.view.buf;
 }
 
-// A struct-format letter for each dtype of an action that can be copied as it is.
+// Whether the elements of a buffer have this dtype, so that they can be read without conversion.
 bool same_type(const Py_buffer &view, std::int32_t dtype) {
     if (view.format == nullptr || view.format[0] == 0 || view.format[1] != 0 ||
         static_cast<std::size_t>(view.itemsize) != item_bytes(dtype))
@@ -74,27 +79,27 @@ bool same_shape(const Py_buffer &view, std::int64_t rows, const memlane_field &f
 class EnvHost {
   public:
     EnvHost(std::uintptr_t spec, std::int32_t num_envs, int autoreset_mode, std::int32_t max_episode_steps,
-            std::vector<double> settings, nb::dict arrays, int num_threads, nb::object keep)
-        : arrays_(std::move(arrays)), keep_(std::move(keep)), num_threads_(num_threads) {
+            std::vector<double> settings, nb::dict arrays, int num_threads, nb::object keep_alive)
+        : arrays_(std::move(arrays)), keep_alive_(std::move(keep_alive)), num_threads_(num_threads) {
         const auto &declared = *reinterpret_cast<const memlane_spec *>(spec);
         const std::size_t envs = static_cast<std::size_t>(num_envs);
         const std::size_t rows = envs * static_cast<std::size_t>(std::max(declared.num_agents, 1));
-        const auto one = [&](const char *name, std::size_t bytes) { return memory_of(arrays_[name], bytes, name); };
+        const auto array = [&](const char *name, std::size_t bytes) { return memory_of(arrays_[name], bytes, name); };
         const auto fields = [&](const char *name, const memlane_field *of, std::int32_t count) {
-            std::vector<void *> places;
+            std::vector<void *> pointers;
             for (std::int32_t i = 0; i < count; ++i)
-                places.push_back(memory_of(arrays_[name][i], rows * row_bytes(of[i]), name));
-            return places;
+                pointers.push_back(memory_of(arrays_[name][i], rows * row_bytes(of[i]), name));
+            return pointers;
         };
         HostBuffers buffers{
-            static_cast<std::byte *>(one("state", envs * declared.state_bytes)),
-            static_cast<std::uint64_t *>(one("random", envs * 8)),
-            static_cast<std::int32_t *>(one("steps", envs * 4)),
-            static_cast<std::uint8_t *>(one("ended", envs)),
-            static_cast<double *>(one("rewards", rows * 8)),
-            static_cast<std::uint8_t *>(one("terminated", rows)),
-            static_cast<std::uint8_t *>(one("truncated", rows)),
-            static_cast<std::uint8_t *>(one("alive", rows)),
+            static_cast<std::byte *>(array("state", envs * declared.state_bytes)),
+            static_cast<std::uint64_t *>(array("random", envs * 8)),
+            static_cast<std::int32_t *>(array("steps", envs * 4)),
+            static_cast<std::uint8_t *>(array("ended", envs)),
+            static_cast<double *>(array("rewards", rows * 8)),
+            static_cast<std::uint8_t *>(array("terminated", rows)),
+            static_cast<std::uint8_t *>(array("truncated", rows)),
+            static_cast<std::uint8_t *>(array("alive", rows)),
             fields("actions", declared.actions, declared.num_actions),
             fields("observations", declared.observations, declared.num_observations),
             fields("final_observations", declared.observations, declared.num_observations),
@@ -104,63 +109,63 @@ class EnvHost {
         rows_ = rows;
         host_ = std::make_unique<Host>(declared, num_envs, static_cast<Autoreset>(autoreset_mode), max_episode_steps,
                                        std::move(buffers), std::move(settings));
-        errands_ = std::make_unique<AsyncSteps>(*host_, num_threads_ > 0 ? num_threads_ : 2);
+        async_steps_ = std::make_unique<AsyncSteps>(*host_, num_threads_ > 0 ? num_threads_ : 2);
     }
 
     std::optional<std::string> init() {
-        const char *wrong = host().init();
-        return wrong == nullptr ? std::nullopt : std::optional<std::string>(wrong);
+        const char *error = host().init();
+        return error == nullptr ? std::nullopt : std::optional<std::string>(error);
     }
 
-    void reset(nb::handle which) {
-        const std::uint8_t *mask = nullptr;
+    void reset(nb::handle mask) {
+        const std::uint8_t *flags = nullptr;
         std::optional<Buffer> buffer;
-        if (!which.is_none()) {
-            buffer.emplace(which, false);
+        if (!mask.is_none()) {
+            buffer.emplace(mask, false);
             if (!buffer->held || buffer->view.itemsize != 1 || buffer->view.len != host().num_envs())
-                throw nb::value_error("a mask must be an array of bool with one element for each environment");
-            mask = static_cast<const std::uint8_t *>(buffer->view.buf);
+                throw nb::value_error("a mask must be an array of bool with one element per environment");
+            flags = static_cast<const std::uint8_t *>(buffer->view.buf);
         }
-        without_gil([&] { host().reset(mask); });
+        without_gil([&] { host().reset(flags); });
     }
 
-    // How many ended. -1: these are not plainly the actions that are wanted; look closer, in Python. -2: some have ended
-    // before, and it is the caller who must reset them. In both cases nothing has been stepped.
+    // The number of episodes that ended, or needs_conversion or needs_reset.
     std::int32_t step(nb::handle actions) {
         host();
-        const Buffer given(actions, false);
-        return are_actions(given) ? step_with(&given) : -1;
+        const Buffer buffer(actions, false);
+        return are_actions(buffer) ? step_with(&buffer) : needs_conversion;
     }
 
-    std::int32_t step_with(const Buffer *given) {
+    // `actions` nullptr: those in the array of the host.
+    std::int32_t step_with(const Buffer *actions) {
         Host &it = host();
         if (it.mode() == Autoreset::disabled &&
             std::memchr(it.buffers().ended, 1, static_cast<std::size_t>(it.num_envs())) != nullptr)
-            return -2;
+            return needs_reset;
         const double ns = it.step_ns();
-        if (ns > 0 && ns < worth_the_gil_ns) // nobody can change the actions meanwhile: they are read where they are
-            return it.step(num_threads_, given ? given->view.buf : nullptr);
-        if (given && given->view.buf != it.buffers().actions[0])
-            std::memcpy(it.buffers().actions[0], given->view.buf, static_cast<std::size_t>(given->view.len));
+        if (ns > 0 && ns < release_gil_above_ns) // with the GIL held the actions cannot change: no copy is needed
+            return it.step(num_threads_, actions ? actions->view.buf : nullptr);
+        if (actions && actions->view.buf != it.buffers().actions[0])
+            std::memcpy(it.buffers().actions[0], actions->view.buf, static_cast<std::size_t>(actions->view.len));
         return without_gil([&] { return it.step(num_threads_); });
     }
 
     void send(std::vector<std::int32_t> envs) {
         for (const std::int32_t env : envs)
-            if (env < 0 || env >= host().num_envs())
-                throw nb::index_error("there is no such environment");
-        errands_->send(envs);
+            check_index(env);
+        async_steps_->send(envs);
     }
-    // Those that are back; None when fewer than `at_least` are after `timeout` seconds. Looks at Ctrl-C in between.
-    nb::object receive(std::size_t at_least, std::optional<double> timeout) {
+    // The environments whose step is complete, or None if fewer than `min_completed` are after `timeout` seconds. Checks
+    // for Ctrl-C while it waits.
+    nb::object receive(std::size_t min_completed, std::optional<double> timeout) {
         host();
         std::int64_t deadline = forever_ns;
         if (timeout && *timeout < 1e9)
             deadline = now_ns() + static_cast<std::int64_t>(*timeout * 1e9);
         for (;;) {
             const std::int64_t left = std::clamp<std::int64_t>(deadline - now_ns(), 0, slice_ns);
-            if (without_gil([&] { return errands_->wait(at_least, std::chrono::nanoseconds(left)); }))
-                return nb::cast(errands_->receive());
+            if (without_gil([&] { return async_steps_->wait(min_completed, std::chrono::nanoseconds(left)); }))
+                return nb::cast(async_steps_->receive());
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
             if (now_ns() >= deadline)
@@ -168,24 +173,23 @@ class EnvHost {
         }
     }
 
-    void render(std::int32_t index, nb::handle picture) {
+    void render(std::int32_t index, nb::handle image) {
         const memlane_spec &spec = host().spec();
         if (spec.render == nullptr)
-            throw nb::value_error("this environment has no picture");
-        if (index < 0 || index >= host().num_envs())
-            throw nb::index_error("there is no such environment");
+            throw nb::value_error("this environment has no render function");
+        check_index(index);
         const std::size_t bytes =
             3 * static_cast<std::size_t>(spec.render_width) * static_cast<std::size_t>(spec.render_height);
-        host().render(index, static_cast<std::uint8_t *>(memory_of(picture, bytes, "the picture")));
+        host().render(index, static_cast<std::uint8_t *>(memory_of(image, bytes, "the image")));
     }
 
-    int threads() { return num_threads_ > 0 ? num_threads_ : host().threads_that_pay(); }
+    int threads() { return num_threads_ > 0 ? num_threads_ : host().auto_threads(); }
     double step_ns() { return host().step_ns(); }
 
     void close() {
         if (!host_)
             return;
-        without_gil([&] { errands_.reset(); });
+        without_gil([&] { async_steps_.reset(); });
         host_->close();
         host_.reset();
     }
@@ -193,40 +197,48 @@ class EnvHost {
   private:
     Host &host() {
         if (!host_)
-            throw nb::value_error("the environments were closed");
+            throw nb::value_error("the environments are closed");
         return *host_;
     }
 
-    bool are_actions(const Buffer &given) {
+    void check_index(std::int32_t env) {
+        const std::int32_t count = host().num_envs();
+        if (env < 0 || env >= count)
+            throw nb::index_error(("there is no environment " + std::to_string(env) + ", only 0 to " +
+                                   std::to_string(count - 1)).c_str());
+    }
+
+    // Whether the host can read the actions from this buffer.
+    bool are_actions(const Buffer &actions) {
         const memlane_spec &spec = host_->spec();
         if (spec.num_actions != 1)
             return false;
         const memlane_field &field = spec.actions[0];
-        if (field.name != nullptr && field.name[0] != 0) // a dict of one
+        if (field.name != nullptr && field.name[0] != 0) // a dict with one member
             return false;
-        if (!given.held || !same_type(given.view, field.dtype) ||
-            !same_shape(given.view, static_cast<std::int64_t>(rows_), field) ||
-            reinterpret_cast<std::uintptr_t>(given.view.buf) % item_bytes(field.dtype) != 0)
+        if (!actions.held || !same_type(actions.view, field.dtype) ||
+            !same_shape(actions.view, static_cast<std::int64_t>(rows_), field) ||
+            reinterpret_cast<std::uintptr_t>(actions.view.buf) % item_bytes(field.dtype) != 0)
             return false;
         return field.kind != MEMLANE_DISCRETE ||
-               are_choices(field, static_cast<const std::int64_t *>(given.view.buf), rows_);
+               within_bounds(field, static_cast<const std::int64_t *>(actions.view.buf), rows_);
     }
 
-    nb::dict arrays_; // keeps the memory
-    nb::object keep_; // and what the spec lies in
+    nb::dict arrays_;       // keeps the memory of the buffers alive
+    nb::object keep_alive_; // keeps the spec alive
     int num_threads_;
     std::size_t rows_;
     std::unique_ptr<Host> host_;
-    std::unique_ptr<AsyncSteps> errands_; // goes before the host
+    std::unique_ptr<AsyncSteps> async_steps_; // destroyed before the host
 };
 
-nb::tuple described(const memlane_spec &spec) {
+nb::tuple describe(const memlane_spec &spec) {
     return nb::make_tuple(reinterpret_cast<std::uintptr_t>(&spec), spec.max_episode_steps, std::max(spec.num_agents, 1));
 }
 
 nb::dict built_in_envs() {
     nb::dict envs;
-#define ENV(file) envs[memlane_env_##file.name] = described(memlane_env_##file);
+#define ENV(file) envs[memlane_env_##file.name] = describe(memlane_env_##file);
 #include "built_in_envs.inc"
 #undef ENV
     return envs;
@@ -236,24 +248,34 @@ nb::dict built_in_envs() {
 
 void bind_envs(nb::module_ &m) {
     m.attr("ENV_ABI") = MEMLANE_ENV_ABI;
-    m.def("built_in_envs", &built_in_envs, "The environments in this module by name: where the spec is, the most steps of an episode, the count of agents.");
+    m.attr("AUTORESET_NEXT_STEP") = static_cast<int>(Autoreset::next_step);
+    m.attr("AUTORESET_SAME_STEP") = static_cast<int>(Autoreset::same_step);
+    m.attr("AUTORESET_DISABLED") = static_cast<int>(Autoreset::disabled);
+    m.attr("STEP_NEEDS_CONVERSION") = needs_conversion;
+    m.attr("STEP_NEEDS_RESET") = needs_reset;
+    m.def("built_in_envs", &built_in_envs,
+          "The built-in environments by name: address of the spec, max_episode_steps, num_agents.");
     m.def("env_layout", [] {
         return nb::make_tuple(sizeof(memlane_spec), sizeof(memlane_field), sizeof(memlane_setting), sizeof(memlane_envs));
-    }, "The bytes of a spec, a field, a setting and of what functions are given.");
+    }, "The sizes in bytes of memlane_spec, memlane_field, memlane_setting and memlane_envs.");
 
-    nb::class_<EnvHost>(m, "EnvHost", "Runs the environments of a C library over arrays that Python made.")
+    nb::class_<EnvHost>(m, "EnvHost",
+                        "Runs the environments of a C library on arrays that Python allocated. One thread at a time.")
         .def(nb::init<std::uintptr_t, std::int32_t, int, std::int32_t, std::vector<double>, nb::dict, int, nb::object>(),
              "spec"_a, "num_envs"_a, "autoreset_mode"_a, "max_episode_steps"_a, "settings"_a, "arrays"_a, "num_threads"_a,
-             "keep"_a.none())
-        .def("init", &EnvHost::init, "What is wrong, in the environment's words; None if nothing.")
-        .def("reset", &EnvHost::reset, "which"_a.none() = nb::none())
+             "keep_alive"_a.none())
+        .def("init", &EnvHost::init, "Call the environment's init; its error message, or None.")
+        .def("reset", &EnvHost::reset, "mask"_a.none() = nb::none(),
+             "Start new episodes where the mask is True, or everywhere.")
         .def("step", &EnvHost::step, "actions"_a,
-             "How many ended. -1: these are not plainly actions; -2: some have ended and must be reset first.")
-        .def("step_stored", [](EnvHost &it) { return it.step_with(nullptr); }, "With the actions that lie in their array.")
-        .def("send", &EnvHost::send, "envs"_a)
-        .def("receive", &EnvHost::receive, "at_least"_a, "timeout"_a = nb::none())
-        .def("render", &EnvHost::render, "index"_a, "picture"_a)
-        .def_prop_ro("threads", &EnvHost::threads)
-        .def_prop_ro("step_ns", &EnvHost::step_ns)
-        .def("close", &EnvHost::close);
+             "Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET.")
+        .def("step_stored", [](EnvHost &it) { return it.step_with(nullptr); },
+             "step() with the actions in the host's own array.")
+        .def("send", &EnvHost::send, "envs"_a, "Start a step of these environments on background threads.")
+        .def("receive", &EnvHost::receive, "min_completed"_a, "timeout"_a = nb::none(),
+             "The environments whose step is complete, at least min_completed of them; None after timeout seconds.")
+        .def("render", &EnvHost::render, "index"_a, "image"_a, "Draw an environment into an array of shape (height, width, 3).")
+        .def_prop_ro("threads", &EnvHost::threads, "The number of threads that the next step uses.")
+        .def_prop_ro("step_ns", &EnvHost::step_ns, "Measured duration of a step of all environments on one thread, in ns.")
+        .def("close", &EnvHost::close, "Stop the background threads and call the environment's close.");
 }

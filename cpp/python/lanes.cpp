@@ -1,7 +1,7 @@
-// The Python face of the lanes: ring and weights.
+// Bindings of two lanes: ring and weights.
 
-#include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -9,13 +9,13 @@
 #include <nanobind/operators.h>
 #include <nanobind/stl/tuple.h>
 
-#include "python/module.hpp"
-#include "python/waits.hpp"
-#include "python/tensor_parts.hpp"
-#include "sync/copy.hpp"
-#include "os/process.hpp"
 #include "lanes/ring.hpp"
 #include "lanes/weights.hpp"
+#include "os/process.hpp"
+#include "python/module.hpp"
+#include "python/tensor_parts.hpp"
+#include "python/waits.hpp"
+#include "sync/copy.hpp"
 
 using namespace nb::literals;
 using namespace memlane;
@@ -28,8 +28,8 @@ std::int64_t wall_ns() {
     return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
 }
 
-// A copy of a slot's head. Numbers become Python objects when somebody asks for them: seven of them at once take as long
-// as copying 4 KB.
+// A copy of a slot's head. Its numbers become Python objects when they are read: creating all seven takes as long as
+// copying 4 KB.
 struct Head {
     std::int64_t sequence, policy_version, writer, process, claimed_ns, committed_ns, rows;
     bool operator==(const Head &) const = default;
@@ -42,9 +42,9 @@ class RingHandle {
     RingHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t slots, std::int64_t count,
                std::size_t stride, std::int64_t unread_limit, bool block, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), payload_bytes_(stride - sizeof(SlotHead)),
-          ring_(place(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
-                place(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_), count, stride,
-                unread_limit, block ? Overflow::block : Overflow::drop_oldest),
+          ring_(checked_address(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
+                checked_address(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_), count,
+                stride, unread_limit, block ? Overflow::block : Overflow::drop_oldest),
           claim_spin_(default_spin_limit_ns()), take_spin_(default_spin_limit_ns()) {}
 
     const std::string &label() const { return label_; }
@@ -52,7 +52,7 @@ class RingHandle {
     std::int64_t claim(std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
         std::int64_t slot = ring_.try_claim(this_process());
-        // Who only ever looks must find what a dead writer held, too.
+        // A call with timeout 0 never gets to the wait, which reclaims slots of dead writers: do it here.
         if (slot < 0 && timeout && *timeout == 0 && ring_.reap(SlotState::writing) > 0)
             slot = ring_.try_claim(this_process());
         if (slot < 0) {
@@ -80,14 +80,14 @@ class RingHandle {
     }
 
     void abandon(std::int64_t slot) {
-        require_state(slot, SlotState::writing, "give up");
+        require_state(slot, SlotState::writing, "abandon");
         ring_.abandon(slot);
     }
 
     std::int64_t take(std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
         std::int64_t slot = ring_.try_take(this_process());
-        // Who only ever looks must find what a dead reader held, too.
+        // A call with timeout 0 never gets to the wait, which reclaims slots of dead readers: do it here.
         if (slot < 0 && timeout && *timeout == 0 && ring_.reap(SlotState::reading) > 0)
             slot = ring_.try_take(this_process());
         if (slot >= 0)
@@ -110,14 +110,15 @@ class RingHandle {
         ring_.release(slot);
     }
 
-    // claim, copy, commit; or false if the tensors are not what `parts` knows. None: it was made of them just now.
+    // Claims a slot, copies the tensors into it and commits it. False, and nothing done, if the tensors do not fit
+    // `parts`. `tensors` is None if `parts` was made of them right before.
     bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
              std::optional<double> timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return false;
         require_inside(*parts);
         const std::int64_t slot = claim(timeout, peers);
-        without_gil_for(parts->reach, [&] {
+        without_gil_for(parts->end_offset, [&] {
             for (const Part &part : parts->parts)
                 copy_bytes(payload(slot) + part.offset, part.data, part.bytes);
         });
@@ -125,19 +126,20 @@ class RingHandle {
         return true;
     }
 
-    // take, copy, release; or nothing if the tensors are not what `parts` knows. None: it was made of them just now.
+    // Takes a slot, copies it into the tensors and releases it. Nothing if the tensors do not fit `parts`. `tensors` is
+    // None if `parts` was made of them right before.
     std::optional<Head> get(TensorParts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return std::nullopt;
         require_inside(*parts);
         const std::int64_t slot = take(timeout, peers);
-        without_gil_for(parts->reach, [&] {
+        without_gil_for(parts->end_offset, [&] {
             for (const Part &part : parts->parts)
                 copy_bytes(part.data, payload(slot) + part.offset, part.bytes);
         });
-        const Head found = head(slot);
+        const Head result = head(slot);
         release(slot);
-        return found;
+        return result;
     }
 
     Head head(std::int64_t slot) const {
@@ -173,8 +175,8 @@ class RingHandle {
   private:
     std::byte *payload(std::int64_t slot) { return reinterpret_cast<std::byte *>(&ring_.head(slot)) + sizeof(SlotHead); }
     void require_inside(const TensorParts &parts) const {
-        if (parts.reach > payload_bytes_)
-            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.reach) + " do not fit into a slot of " +
+        if (parts.end_offset > payload_bytes_)
+            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) + " do not fit into a slot of " +
                                       std::to_string(payload_bytes_) + " bytes of the " + label_);
     }
     void require_slot(std::int64_t slot) const {
@@ -183,11 +185,11 @@ class RingHandle {
             throw nb::index_error((label_ + " has " + std::to_string(ring_.count()) + " slots, there is no slot " +
                                    std::to_string(slot)).c_str());
     }
-    void require_state(std::int64_t slot, SlotState state, const char *deed) const {
+    void require_state(std::int64_t slot, SlotState state, const char *action) const {
         require_slot(slot);
         if (see(ring_.head(slot).state) != slot_word(state, this_process())) [[unlikely]]
-            raise("MemlaneError", "cannot " + std::string(deed) + " slot " + std::to_string(slot) + " of the " + label_ +
-                                      ": this process does not hold it (any more)");
+            raise("MemlaneError", "cannot " + std::string(action) + " slot " + std::to_string(slot) + " of the " + label_ +
+                                      ": this process does not hold it, or no longer");
     }
 
     std::shared_ptr<Mapping> mapping_;
@@ -203,8 +205,8 @@ class WeightsHandle {
     WeightsHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t buffers, int count,
                   std::size_t stride, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), count_(count), stride_(stride),
-          weights_(place(*mapping_, control, sizeof(WeightsControl), alignof(WeightsControl), label_),
-                   place(*mapping_, buffers, static_cast<std::size_t>(count) * stride, 64, label_), count, stride),
+          weights_(checked_address(*mapping_, control, sizeof(WeightsControl), alignof(WeightsControl), label_),
+                   checked_address(*mapping_, buffers, static_cast<std::size_t>(count) * stride, 64, label_), count, stride),
           spin_(default_spin_limit_ns()) {}
 
     const std::string &label() const { return label_; }
@@ -214,14 +216,15 @@ class WeightsHandle {
         return version_of(see(weights_.control().latest.value));
     }
 
-    // 0 if the tensors are not what `parts` knows.
-    std::int64_t publish_these(TensorParts *parts, nb::handle tensors) {
-        return parts != nullptr && parts->plain() && parts->fits(tensors) ? publish(*parts) : 0;
+    // Publishes these tensors and returns the version; 0 if they do not fit `parts` or need staging copies.
+    std::int64_t publish_tensors(TensorParts *parts, nb::handle tensors) {
+        return parts != nullptr && parts->direct() && parts->fits(tensors) ? publish(*parts) : 0;
     }
 
-    // Like read, but not what was read last into the same tensors. -1 if the tensors are not what `parts` knows.
+    // Reads into these tensors unless the latest version is `known`, and returns the version; -1 if they are not the
+    // tensors of `parts` or need staging copies.
     std::int64_t read_new(const TensorParts *parts, nb::handle tensors, std::int64_t known) {
-        if (parts == nullptr || !parts->plain() || !parts->same(tensors))
+        if (parts == nullptr || !parts->direct() || !parts->same(tensors))
             return -1;
         return version() == known ? known : read(*parts);
     }
@@ -229,16 +232,16 @@ class WeightsHandle {
     std::int64_t publish(const TensorParts &parts) {
         require_inside(parts);
         const std::int64_t process = this_process();
-        const std::int64_t version = without_gil_for(parts.reach, [&] { return weights_.publish(process, parts.parts); });
+        const std::int64_t version = without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
         if (version < 0)
-            raise("MemlaneError", "all " + std::to_string(count_) + " buffers of the " + label_ +
-                                      " are the latest or being filled by living writers; make it with more buffers");
+            raise("MemlaneError", "each of the " + std::to_string(count_) + " buffers of the " + label_ +
+                                      " is the latest version or being filled by a live writer; create it with more buffers");
         return version;
     }
 
     std::int64_t read(const TensorParts &parts) {
         require_inside(parts);
-        return without_gil_for(parts.reach, [&] { return weights_.read(parts.parts); });
+        return without_gil_for(parts.end_offset, [&] { return weights_.read(parts.parts); });
     }
 
     std::int64_t wait_for(std::int64_t version, std::optional<double> timeout, nb::handle peers) {
@@ -267,8 +270,8 @@ class WeightsHandle {
   private:
     void require_inside(const TensorParts &parts) const {
         require_open(*mapping_, label_);
-        if (parts.reach > stride_)
-            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.reach) + " do not fit into a buffer of " +
+        if (parts.end_offset > stride_)
+            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) + " do not fit into a buffer of " +
                                       std::to_string(stride_) + " bytes of the " + label_);
     }
 
@@ -286,16 +289,16 @@ void bind_lanes(nb::module_ &m) {
     m.attr("RING_CONTROL_BYTES") = sizeof(RingControl);
     m.attr("SLOT_HEAD_BYTES") = sizeof(SlotHead);
     m.attr("WEIGHTS_CONTROL_BYTES") = sizeof(WeightsControl);
-    m.attr("MOST_BUFFERS") = most_buffers;
+    m.attr("MAX_BUFFERS") = max_buffers;
 
-    nb::class_<Head>(m, "SlotHead", "What stands at the head of a slot.")
-        .def_ro("sequence", &Head::sequence, "Which commit of the ring this is, counted from 1.")
-        .def_ro("policy_version", &Head::policy_version, "Of the weights that made the content.")
-        .def_ro("writer", &Head::writer, "What the writer calls itself.")
-        .def_ro("process", &Head::process, "The process that wrote it, as Peer.word.")
-        .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock, when writing began.")
-        .def_ro("committed_ns", &Head::committed_ns, "Wall clock, when it ended.")
-        .def_ro("rows", &Head::rows, "How many rows are valid, where the writer counts them.")
+    nb::class_<Head>(m, "SlotHead", "The metadata of a slot, as its writer left it.")
+        .def_ro("sequence", &Head::sequence, "Number of the commit in the ring, from 1.")
+        .def_ro("policy_version", &Head::policy_version, "Version of the weights that produced the content.")
+        .def_ro("writer", &Head::writer, "Id that the writer chose for itself.")
+        .def_ro("process", &Head::process, "Process that wrote the slot, as Peer.word.")
+        .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock in nanoseconds when the slot was claimed.")
+        .def_ro("committed_ns", &Head::committed_ns, "Wall clock in nanoseconds when the slot was committed.")
+        .def_ro("rows", &Head::rows, "Number of valid rows, if the writer sets it.")
         .def("__eq__", [](const Head &head, const Head &other) { return head == other; }, "other"_a, nb::is_operator())
         .def("__hash__", [](const Head &head) { return nb::hash(nb::cast(head.as_tuple())); })
         .def("__repr__",
@@ -310,41 +313,48 @@ void bind_lanes(nb::module_ &m) {
                              std::get<4>(state), std::get<5>(state), std::get<6>(state)};
         }, "state"_a);
 
-    nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each once, oldest first.")
+    nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each exactly once, oldest first.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::int64_t, std::size_t, std::int64_t, bool,
                       std::string>(),
              "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a)
         .def_prop_ro("label", &RingHandle::label)
-        .def("claim", &RingHandle::claim, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
-        .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a)
-        .def("abandon", &RingHandle::abandon, "slot"_a)
-        .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
-        .def("release", &RingHandle::release, "slot"_a)
+        .def("claim", &RingHandle::claim, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Wait for a slot to write and return its index.")
+        .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a,
+             "Make a claimed slot ready for readers.")
+        .def("abandon", &RingHandle::abandon, "slot"_a, "Give a claimed slot back without committing it.")
+        .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Wait for the oldest unread slot and return its index.")
+        .def("release", &RingHandle::release, "slot"_a, "Free a slot that was taken.")
         .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a,
-             "peers"_a, "Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows.")
+             "peers"_a, "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
         .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a, "peers"_a,
-             "Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows.")
+             "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
         .def("head", &RingHandle::head, "slot"_a)
-        .def("unread", &RingHandle::unread)
-        .def("reap", &RingHandle::reap, "Put back what dead processes held; say how many slots that were.")
+        .def("unread", &RingHandle::unread, "Return the number of unread slots.")
+        .def("reap", &RingHandle::reap, "Reclaim the slots that dead processes hold and return their number.")
         .def("counters", &RingHandle::counters);
 
-    nb::class_<TensorParts>(m, "TensorParts", "Where the bytes of some tensors are, and where in a block they belong.")
-        .def(nb::init<std::vector<TensorParts::Given>, bool>(), "parts"_a, "writeable"_a)
-        .def("same", &TensorParts::same, "tensors"_a, "Whether these are the tensors of the last time, in the same places.")
-        .def("fits", &TensorParts::fits, "tensors"_a, "Whether these can take their place; then they do.");
+    nb::class_<TensorParts>(m, "TensorParts", "The addresses of some tensors and their offsets in a block.")
+        .def(nb::init<std::vector<TensorParts::PartTuple>, bool>(), "parts"_a, "writeable"_a)
+        .def("same", &TensorParts::same, "tensors"_a,
+             "Return whether these are the same tensors as before, with the same dtypes, shapes and addresses.")
+        .def("fits", &TensorParts::fits, "tensors"_a,
+             "Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from now on.");
 
-    nb::class_<WeightsHandle>(m, "Weights", "The latest version of a block of bytes.")
+    nb::class_<WeightsHandle>(m, "Weights", "The latest version of a block of bytes, published by writers and read by any process.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string>(), "mapping"_a,
              "control"_a, "buffers"_a, "count"_a, "stride"_a, "label"_a)
         .def_prop_ro("label", &WeightsHandle::label)
-        .def("version", &WeightsHandle::version)
-        .def("publish", &WeightsHandle::publish, "parts"_a)
-        .def("publish_these", &WeightsHandle::publish_these, "parts"_a.none(), "tensors"_a,
-             "`publish`, or 0 if the tensors are not what `parts` knows.")
+        .def("version", &WeightsHandle::version, "Return the latest version; 0 before the first publication.")
+        .def("publish", &WeightsHandle::publish, "parts"_a, "Publish a copy of the parts and return its version.")
+        .def("publish_tensors", &WeightsHandle::publish_tensors, "parts"_a.none(), "tensors"_a,
+             "Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies.")
         .def("read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a, "known"_a,
-             "`read` unless it is the known version; -1 if the tensors are not what `parts` knows.")
-        .def("read", &WeightsHandle::read, "parts"_a)
-        .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple())
-        .def("retries", &WeightsHandle::retries);
+             "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
+             "need staging copies.")
+        .def("read", &WeightsHandle::read, "parts"_a, "Copy the latest version into the parts and return it; 0 if there is none.")
+        .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Wait until this version or a later one is published and return the latest version.")
+        .def("retries", &WeightsHandle::retries, "Return how many copies were overwritten while they were made, and repeated.");
 }

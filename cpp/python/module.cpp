@@ -1,13 +1,14 @@
-// The Python face of the native core: small handles that keep their pointers. Only the binding files know Python.
+// The Python module of the native core: small handle objects that keep their pointers. Only cpp/python uses Python's
+// API.
 //
-// Every handle keeps its Mapping alive, so no call can touch unmapped memory, and refuses to work once the mapping is
-// closed. The GIL is released around every wait and every bulk copy, but only after a look showed that there is
-// something to wait for: a wait that is over already costs 0.1 us instead of 0.3.
+// Every handle keeps its Mapping alive, so no call can touch unmapped memory, and raises SegmentClosed once the mapping
+// is closed. The GIL is released around every wait and every large copy, but only after a check that the wait is not
+// over already: such a wait costs 0.1 us instead of 0.3.
 
 #include "python/module.hpp"
 
 NB_MODULE(_native, m) {
-    // A user's global that still holds a view when the interpreter ends is no reference leak of ours.
+    // A user's global variable that holds a view until the interpreter ends is not a reference leak of memlane.
     nanobind::set_leak_warnings(false);
     m.doc() = "memlane's native core. Private: use memlane.core.";
 

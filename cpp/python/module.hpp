@@ -1,4 +1,4 @@
-// What each file of bindings adds to the module `memlane._native`.
+// The functions by which each file of bindings adds its classes to the module `memlane._native`.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,22 +1,26 @@
-// Arrays: a numpy array's memory without the buffer protocol, which makes a description of the array for every look (150 ns;
-// this takes 5). Only what is plain is seen: an array of exactly numpy's class, of one of numpy's own dtypes, in one piece.
+// Direct access to numpy arrays and scalars, without the buffer protocol, which describes the array again at every
+// access (150 ns; this takes 5). Only plain arrays: of exactly the class numpy.ndarray and C-contiguous.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/ndarraytypes.h>
 
 namespace memlane {
 
-// A class of numpy's; the same for as long as the process lives.
+using Indices = nanobind::ndarray<const std::int64_t, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+// The class numpy.<name>. The reference is never released.
 inline PyTypeObject *numpy_type(const char *name) {
     return reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr(name)).release().ptr());
 }
 
-// Of exactly these classes: what users derive from them is kept as it is.
+// Whether a value is of exactly these classes; subclasses do not count.
 inline bool is_float64(PyObject *value) {
     static PyTypeObject *const float64 = numpy_type("float64");
     return PyFloat_CheckExact(value) || Py_TYPE(value) == float64;
@@ -43,17 +47,17 @@ struct PlainArray {
     PyObject *dtype;
     bool writeable;
 
-    // Whether `object` is an array of exactly numpy's class.
+    // Whether `object` is of exactly the class numpy.ndarray.
     static bool is_array(PyObject *object) {
         static PyTypeObject *const array = numpy_type("ndarray");
         return Py_TYPE(object) == array;
     }
 
-    // Whether `object` is such an array in one piece; if so, it is seen.
-    static bool see(PyObject *object, PlainArray &array) {
+    // Sets `array` and returns true if `object` is a plain array.
+    static bool try_view(PyObject *object, PlainArray &array) {
         if (!is_array(object))
             return false;
-        // What numpy's macros of the same names do; its functions would need its whole table of them.
+        // As numpy's accessor macros do; its functions would need numpy's whole C API table.
         const auto *fields = reinterpret_cast<PyArrayObject_fields *>(object);
         if ((fields->flags & NPY_ARRAY_C_CONTIGUOUS) == 0)
             return false;

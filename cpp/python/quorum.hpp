@@ -1,4 +1,4 @@
-// Quorum as Python sees it: a count that many advance and one waits for.
+// The Python handle of a quorum: a count that several processes advance and one waits for.
 #pragma once
 
 #include <memory>
@@ -15,15 +15,15 @@ class Quorum {
     Quorum(std::shared_ptr<Mapping> mapping, std::size_t offset, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), spin_(default_spin_limit_ns()),
           cell_(reinterpret_cast<QuorumCell *>(
-              place(*mapping_, offset, sizeof(QuorumCell), alignof(QuorumCell), label_))) {}
+              checked_address(*mapping_, offset, sizeof(QuorumCell), alignof(QuorumCell), label_))) {}
 
     std::int64_t arrived() const {
         require_open(*mapping_, label_);
         return see(cell_->arrived.value);
     }
-    std::int64_t arrive(std::int64_t many) {
+    std::int64_t arrive(std::int64_t count) {
         require_open(*mapping_, label_);
-        return quorum_arrive(*cell_, many);
+        return quorum_arrive(*cell_, count);
     }
     std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
         const std::int64_t value = arrived();

@@ -1,6 +1,7 @@
-// The Python face of the replay: rows come in as a dict of arrays and go out as rows of one block.
+// Bindings of the replay: rows are added as a dict of arrays and sampled as rows of one block.
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -17,12 +18,12 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "python/module.hpp"
-#include "python/waits.hpp"
-#include "python/numpy_arrays.hpp"
 #include "lanes/batch_prefetcher.hpp"
 #include "lanes/replay.hpp"
 #include "lanes/sampler.hpp"
+#include "python/module.hpp"
+#include "python/numpy_arrays.hpp"
+#include "python/waits.hpp"
 
 using namespace nb::literals;
 using namespace memlane;
@@ -30,47 +31,50 @@ using namespace memlane;
 namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Numbers = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using StreamIndices = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// What a field of a row is called, and what an array of it looks like.
+// The name of a field, its bytes in the packed row, and the dtype and shape of one row of it.
 struct Column {
-    using Given = std::tuple<nb::object, std::size_t, std::size_t, nb::object, std::vector<npy_intp>>;
+    using Tuple = std::tuple<nb::object, std::size_t, std::size_t, nb::object, std::vector<npy_intp>>;
 
     nb::object name;
-    FieldPlace place;
+    FieldSlice slice;
     nb::object dtype;
     std::vector<npy_intp> shape;
 
-    explicit Column(const Given &given)
-        : name(std::get<0>(given)), place{std::get<1>(given), std::get<2>(given)}, dtype(std::get<3>(given)),
-          shape(std::get<4>(given)) {}
+    explicit Column(const Tuple &tuple)
+        : name(std::get<0>(tuple)), slice{std::get<1>(tuple), std::get<2>(tuple)}, dtype(std::get<3>(tuple)),
+          shape(std::get<4>(tuple)) {}
 };
 
 PyObject *dtype_of(const char *name) { return nb::module_::import_("numpy").attr("dtype")(name).release().ptr(); }
 
-// The rows of one `add`, seen in place or, where they are Python numbers or of double width, converted. Memory for up to a
-// dozen fields is on the stack: what this does is most of the time that one row takes.
-class Arrivals {
+// The arrays of one `add` as Fields: in place, or converted if they are Python numbers or float64 for a float32 field.
+// `accepted` is false if the dict needs the slower check in Python. Memory for up to a dozen fields is on the stack:
+// this class takes most of the time of adding one row.
+class InputRows {
   public:
-    Arrivals(const std::vector<Column> &columns, nb::handle rows, std::int64_t expected, bool all) {
-        good = PyDict_CheckExact(rows.ptr()) && (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
-        if (!good)
+    // `expected`: the number of rows, or -1 for any. `all`: whether every column must be present.
+    InputRows(const std::vector<Column> &columns, nb::handle rows, std::int64_t expected, bool all) {
+        accepted = PyDict_CheckExact(rows.ptr()) && (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
+        if (!accepted)
             return;
         fields.reserve(columns.size());
         held_.reserve(columns.size());
-        which.reserve(columns.size());
-        for (std::size_t k = 0; k < columns.size() && good; ++k) {
+        field_indices.reserve(columns.size());
+        for (std::size_t k = 0; k < columns.size() && accepted; ++k) {
             PyObject *value = PyDict_GetItemWithError(rows.ptr(), columns[k].name.ptr());
             if (value == nullptr) {
                 if (PyErr_Occurred())
                     throw nb::python_error();
-                good = !all;
+                accepted = !all;
                 continue;
             }
-            which.push_back(k);
-            good = take(columns[k], value, expected);
+            field_indices.push_back(k);
+            accepted = append(columns[k], value, expected);
         }
-        good = good && count >= 0 && (all || which.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
+        accepted = accepted && count >= 0 &&
+                   (all || field_indices.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
     }
 
   private:
@@ -79,26 +83,28 @@ class Arrivals {
     std::pmr::vector<nb::object> held_{&memory_};
 
   public:
-    bool good;
+    bool accepted;
     std::int64_t count = -1;
     std::pmr::vector<Field> fields{&memory_};
-    std::pmr::vector<std::size_t> which{&memory_};
+    std::pmr::vector<std::size_t> field_indices{&memory_}; // the column of each field
 
   private:
-    bool counts(std::int64_t rows, std::int64_t expected) {
+    // Whether all fields have the same number of rows, and the expected one.
+    bool check_count(std::int64_t rows, std::int64_t expected) {
         if (count < 0)
             count = rows;
         return count == rows && (expected < 0 || rows == expected);
     }
-    template <class T> void keep(T value) {
+    template <class T> void append_scalar(T value) {
         auto *to = static_cast<std::byte *>(memory_.allocate(sizeof value));
         std::memcpy(to, &value, sizeof value);
         fields.push_back({to, sizeof value, sizeof value});
     }
-    // As floats. False if one that is finite would become infinite: which one, and in which field, is said the long way.
+    // Converts to float. False if a finite number would become infinite: the slower check in Python reports which one.
     static bool narrow(std::span<const double> from, float *to) {
         std::ranges::transform(from, to, [](double number) { return static_cast<float>(number); });
-        // As whole numbers, where inf and nan are the largest: that is done four at a time, and takes a fifth of the time.
+        // As integers, in which inf and nan are the largest: the compiler vectorises this, and it takes a fifth of the
+        // time.
         std::int32_t largest = 0;
         for (std::size_t i = 0; i < from.size(); ++i)
             largest = std::max(largest, std::bit_cast<std::int32_t>(to[i]) & 0x7fffffff);
@@ -109,19 +115,19 @@ class Arrivals {
                 return false;
         return true;
     }
-    bool take(const Column &column, PyObject *value, std::int64_t expected) {
-        static PyObject *const single = dtype_of("float32"), *const twice = dtype_of("float64"), *const flag = dtype_of("bool");
-        const std::size_t bytes = column.place.bytes;
+    bool append(const Column &column, PyObject *value, std::int64_t expected) {
+        static PyObject *const float32 = dtype_of("float32"), *const float64 = dtype_of("float64"), *const boolean = dtype_of("bool");
+        const std::size_t bytes = column.slice.bytes;
         PyObject *const dtype = column.dtype.ptr();
         PlainArray array;
-        if (PlainArray::see(value, array)) {
-            const bool many = array.shape.size() == column.shape.size() + 1;
-            if (!std::ranges::equal(column.shape, array.shape.subspan(many ? 1 : 0)))
+        if (PlainArray::try_view(value, array)) {
+            const bool batched = array.shape.size() == column.shape.size() + 1;
+            if (!std::ranges::equal(column.shape, array.shape.subspan(batched ? 1 : 0)))
                 return false;
-            const std::int64_t rows = many ? array.shape[0] : 1;
+            const std::int64_t rows = batched ? array.shape[0] : 1;
             if (array.dtype != dtype) {
-                // The one conversion that everybody needs: environments give rewards in double width.
-                if (array.dtype != twice || dtype != single)
+                // The most common conversion: environments return rewards as float64.
+                if (array.dtype != float64 || dtype != float32)
                     return false;
                 const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
                 const auto *from = reinterpret_cast<const double *>(array.data);
@@ -131,23 +137,23 @@ class Arrivals {
             }
             held_.push_back(nb::borrow(value)); // another thread may empty the dict while this one copies
             fields.push_back({array.data, bytes, bytes});
-            return counts(rows, expected);
+            return check_count(rows, expected);
         }
         if (!column.shape.empty())
             return false;
-        if (PyFloat_Check(value) && dtype == single) {
+        if (PyFloat_Check(value) && dtype == float32) {
             const double number = PyFloat_AS_DOUBLE(value);
             float narrowed;
             if (!narrow({&number, 1}, &narrowed))
                 return false;
-            keep(narrowed);
-        } else if (PyFloat_Check(value) && dtype == twice)
-            keep(PyFloat_AS_DOUBLE(value));
-        else if (PyBool_Check(value) && dtype == flag)
-            keep(value == Py_True);
+            append_scalar(narrowed);
+        } else if (PyFloat_Check(value) && dtype == float64)
+            append_scalar(PyFloat_AS_DOUBLE(value));
+        else if (PyBool_Check(value) && dtype == boolean)
+            append_scalar(value == Py_True);
         else
             return false;
-        return counts(1, expected);
+        return check_count(1, expected);
     }
 };
 
@@ -155,93 +161,95 @@ class ReplayHandle {
   public:
     ReplayHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t rows, std::optional<std::size_t> tree,
                  std::size_t streams, std::int64_t stream_count, std::int64_t capacity, std::size_t stride,
-                 const std::vector<Column::Given> &columns, std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
+                 const std::vector<Column::Tuple> &columns, std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
                  std::tuple<double, std::int64_t, double> limit, double alpha, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), columns_(columns.begin(), columns.end()), alpha_(alpha),
           stream_count_(stream_count),
           streams_(reinterpret_cast<std::int64_t *>(
-              place(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8, label_))),
-          replay_(place(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
-                  place(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
-                  tree ? place(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
-                  {capacity, stride, stream_count > 0, places(columns_),
+              checked_address(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8, label_))),
+          replay_(checked_address(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
+                  checked_address(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
+                  tree ? checked_address(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
+                  {capacity, stride, stream_count > 0, slices(columns_),
                    {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
                    {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
           add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
         for (const Column &column : columns_)
-            if (head_bytes(stream_count > 0) + column.place.offset + column.place.bytes > stride)
-                raise("SegmentError", label_ + ": a field ends beyond its row");
+            if (head_bytes(stream_count > 0) + column.slice.offset + column.slice.bytes > stride)
+                raise("SegmentError", label_ + ": field " + nb::cast<std::string>(nb::repr(column.name)) +
+                                          " ends beyond its row of " + std::to_string(stride) + " bytes");
     }
 
     const std::string &label() const { return label_; }
     Replay &replay() { return replay_; }
     const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
 
-    // The shortest way, for rows without links: the transitions added, or -1 if it must be the long way.
+    // The fast path for rows without streams. Returns the transitions added; -1, and nothing done, if the caller must
+    // use `add_rows` or the limiter would make it wait.
     std::int64_t add_plain(nb::handle rows) {
-        require_writeable_and_open();
-        Arrivals arrivals(columns_, rows, -1, true);
-        if (!arrivals.good || replay_.shape().linked || arrivals.count > replay_.capacity() ||
-            !replay_.admit_inserts(arrivals.count))
+        require_open_and_writeable();
+        InputRows input(columns_, rows, -1, true);
+        if (!input.accepted || replay_.shape().linked || input.count > replay_.capacity() || !replay_.admit_inserts(input.count))
             return -1;
-        Addition addition{};
-        addition.count = arrivals.count;
-        addition.fields = arrivals.fields;
-        return add(addition, arrivals.count, arrivals.count);
+        AddRequest request{};
+        request.count = input.count;
+        request.fields = input.fields;
+        return add(request, input.count, input.count);
     }
 
-    // The transitions added; -1 if an argument is not as it must be, which the caller then says in words.
-    std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<Numbers> streams, std::optional<Bytes> skip,
+    // Returns the transitions added; -1, and nothing done, if an argument is not accepted: the caller then checks the
+    // arguments in Python and raises the error.
+    std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<StreamIndices> streams, std::optional<Bytes> skip,
                           nb::handle finals, std::optional<Bytes> has_final, std::optional<double> timeout, nb::handle peers) {
-        require_writeable_and_open();
-        Arrivals arrivals(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
-        if (!arrivals.good || streams.has_value() != replay_.shape().linked)
+        require_open_and_writeable();
+        InputRows input(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
+        if (!input.accepted || streams.has_value() != replay_.shape().linked)
             return -1;
-        Addition addition{};
-        addition.count = arrivals.count;
-        addition.fields = arrivals.fields;
-        addition.version = version;
-        const auto per_row = [&](const std::optional<Bytes> &given) {
-            return given ? std::span<const std::uint8_t>(given->data(), given->shape(0)) : std::span<const std::uint8_t>();
+        AddRequest request{};
+        request.count = input.count;
+        request.fields = input.fields;
+        request.version = version;
+        const auto as_span = [](const std::optional<Bytes> &flags) {
+            return flags ? std::span<const std::uint8_t>(flags->data(), flags->shape(0)) : std::span<const std::uint8_t>();
         };
-        addition.skip = per_row(skip);
-        addition.has_final = per_row(has_final);
-        std::optional<Arrivals> last;
+        request.skip = as_span(skip);
+        request.has_final = as_span(has_final);
+        std::optional<InputRows> final_input;
         if (!finals.is_none()) {
-            last.emplace(columns_, finals, arrivals.count, false);
-            if (!last->good)
+            final_input.emplace(columns_, finals, input.count, false);
+            if (!final_input->accepted)
                 return -1;
-            addition.finals = last->fields;
-            addition.final_fields = last->which;
+            request.finals = final_input->fields;
+            request.final_fields = final_input->field_indices;
         }
-        for (const auto &given : {addition.skip, addition.has_final})
-            if (!given.empty() && given.size() != static_cast<std::size_t>(arrivals.count))
+        for (const auto &flags : {request.skip, request.has_final})
+            if (!flags.empty() && flags.size() != static_cast<std::size_t>(input.count))
                 return -1;
         if (streams) {
-            addition.newest = streams_;
-            addition.streams = {streams->data(), streams->shape(0)};
-            if (first_out_of_range(addition.streams, stream_count_) >= 0)
+            request.newest = streams_;
+            request.streams = {streams->data(), streams->shape(0)};
+            if (first_out_of_range(request.streams, stream_count_) >= 0)
                 return -1;
         }
-        std::int64_t transitions = arrivals.count, stored = 0;
-        for (std::int64_t i = 0; i < arrivals.count; ++i) {
-            const bool skipped = !addition.skip.empty() && addition.skip[static_cast<std::size_t>(i)];
+        std::int64_t transitions = input.count, stored = 0;
+        for (std::int64_t i = 0; i < input.count; ++i) {
+            const bool skipped = !request.skip.empty() && request.skip[static_cast<std::size_t>(i)];
             transitions -= skipped;
-            stored += skipped ? 0 : 1 + (!addition.has_final.empty() && addition.has_final[static_cast<std::size_t>(i)]);
+            stored += skipped ? 0 : 1 + (!request.has_final.empty() && request.has_final[static_cast<std::size_t>(i)]);
         }
         if (stored > replay_.capacity())
             return -1;
-        hold_back(Side::writers, transitions, timeout, peers);
-        return add(addition, transitions, stored);
+        wait_for_limiter(Side::writers, transitions, timeout, peers);
+        return add(request, transitions, stored);
     }
 
     std::int64_t set_priorities(Indices keys, nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu> errors) {
-        require_writeable_and_open();
+        require_open_and_writeable();
         const std::size_t count = keys.shape(0);
         std::vector<float> priorities(count);
         for (std::size_t i = 0; i < count; ++i) {
             if (keys.data()[i] <= 0)
-                throw nb::value_error(("keys are what a sample gave under 'key', 1 or more; found " +
+                throw nb::value_error(("keys must be values of a batch's 'key', 1 or more, found " +
                                        std::to_string(keys.data()[i]) + " at position " + std::to_string(i)).c_str());
             const double error = std::abs(errors.data()[i]);
             if (!std::isfinite(error))
@@ -249,18 +257,18 @@ class ReplayHandle {
                                        std::to_string(i)).c_str());
             const double priority = std::pow(error + smallest_error, alpha_);
             if (priority > largest_priority)
-                throw nb::value_error(("an error of " + std::to_string(error) + " at position " + std::to_string(i) +
+                throw nb::value_error(("the error " + std::to_string(error) + " at position " + std::to_string(i) +
                                        " is too large for a priority; did the training diverge?").c_str());
             priorities[i] = static_cast<float>(std::max(priority, smallest_priority));
         }
         return without_gil_for(count * 256, [&] { return replay_.set_priorities({keys.data(), count}, priorities); });
     }
 
-    // Of a new replay: what rows get that nobody has learned from yet.
-    void begin_priorities() {
+    // Sets the priority that the first rows of a new replay get to 1.
+    void init_priorities() {
         require_open(*mapping_, label_);
-        float none = 0;
-        replay_.control().priority.highest.compare_exchange_strong(none, 1.0F, std::memory_order_relaxed);
+        float unset = 0;
+        replay_.control().priority.highest.compare_exchange_strong(unset, 1.0F, std::memory_order_relaxed);
     }
 
     double total_priority() {
@@ -273,7 +281,7 @@ class ReplayHandle {
         return see(replay_.control().added.value);
     }
 
-    std::int64_t last_number() const {
+    std::int64_t last_sequence() const {
         require_open(*mapping_, label_);
         return see(replay_.control().reserved.last);
     }
@@ -301,12 +309,13 @@ class ReplayHandle {
     }
 
     void wait_for_samples(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
-        hold_back(Side::samplers, count, timeout, peers);
+        wait_for_limiter(Side::samplers, count, timeout, peers);
     }
 
-    void require_slack(std::int64_t insert, std::int64_t sample) const {
+    // Raises ValueError if batches of this size could make the limiter hold both sides for ever.
+    void require_error_buffer(std::int64_t insert, std::int64_t sample) const {
         if (replay_.shape().limit.ratio > 0)
-            require_slack(replay_.slack_needed(insert, sample));
+            require_error_buffer(replay_.required_error_buffer(insert, sample));
     }
 
     std::int64_t save_into(ReplayHandle &copy) {
@@ -315,7 +324,7 @@ class ReplayHandle {
         require_writeable(*copy.mapping_, copy.label_);
         if (copy.replay_.capacity() != replay_.capacity() || copy.replay_.shape().stride_bytes != replay_.shape().stride_bytes ||
             copy.replay_.prioritised() != replay_.prioritised())
-            raise("SegmentError", copy.label_ + " has not the shape of " + label_);
+            raise("SegmentError", copy.label_ + " and " + label_ + " must have the same capacity, row size and kind of priorities");
         return without_gil([&] { return replay_.save_into(copy.replay_); });
     }
 
@@ -330,62 +339,64 @@ class ReplayHandle {
     }
 
   private:
-    static constexpr double smallest_error = 1e-6; // a row whose error was 0 is still drawn now and then
-    // So that neither one priority nor the sum of all of them leaves what a float can hold.
+    static constexpr double smallest_error = 1e-6; // added to each error: a row with error 0 is still drawn sometimes
+    // Bounds that keep each priority, and the sum of all of them, within the range of a float.
     static constexpr double smallest_priority = 1e-30, largest_priority = 1e28;
 
-    void require_writeable_and_open() const {
+    void require_open_and_writeable() const {
         require_open(*mapping_, label_);
         require_writeable(*mapping_, label_);
     }
 
-    std::int64_t add(const Addition &addition, std::int64_t transitions, std::int64_t stored) {
+    std::int64_t add(const AddRequest &request, std::int64_t transitions, std::int64_t stored) {
         const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
-        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(addition); });
+        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(request); });
         if (added < transitions && replay_.shape().limit.ratio > 0)
             replay_.control().admitted.inserts.fetch_sub(transitions - added, std::memory_order_relaxed);
         if (added < transitions)
             raise("MemlaneError", "all " + std::to_string(replay_.capacity()) + " rows of the " + label_ +
-                                      " are held by other writers that live; " + std::to_string(added) + " of " +
-                                      std::to_string(transitions) + " rows were added; make it larger");
+                                      " are held by other live writers; " + std::to_string(added) + " of " +
+                                      std::to_string(transitions) + " rows were added; create it with a larger capacity");
         return added;
     }
 
-    static std::vector<FieldPlace> places(const std::vector<Column> &columns) {
-        std::vector<FieldPlace> places;
+    static std::vector<FieldSlice> slices(const std::vector<Column> &columns) {
+        std::vector<FieldSlice> slices;
         for (const Column &column : columns)
-            places.push_back(column.place);
-        return places;
+            slices.push_back(column.slice);
+        return slices;
     }
 
-    void require_slack(double needed) const {
-        const double slack = replay_.shape().limit.slack;
-        if (needed > slack)
-            throw nb::value_error(("the limiter of the " + label_ + " would hold back both sides for ever: batches of this size "
-                                   "need an error_buffer of at least " + shown(needed) + ", found " + shown(slack)).c_str());
+    void require_error_buffer(double required) const {
+        const double error_buffer = replay_.shape().limit.error_buffer;
+        if (required > error_buffer)
+            throw nb::value_error(("the limiter of the " + label_ + " would make writers and samplers wait for each other for ever: "
+                                   "batches of this size need an error_buffer of at least " + format_number(required) +
+                                   ", found " + format_number(error_buffer)).c_str());
     }
-    static std::string shown(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
+    static std::string format_number(double number) {
+        return nb::cast<std::string>(nb::str("{:g}").attr("format")(number));
+    }
 
-    // Waits until the limiter lets so many pass.
-    void hold_back(Side side, std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+    // Waits until the limiter admits `count` transitions or samples.
+    void wait_for_limiter(Side side, std::int64_t count, std::optional<double> timeout, nb::handle peers) {
         if (replay_.admit(side, count))
             return;
         const bool adds = side == Side::writers;
-        require_slack(adds ? replay_.slack_needed(count, 0) : replay_.slack_needed(0, count));
+        require_error_buffer(adds ? replay_.required_error_buffer(count, 0) : replay_.required_error_buffer(0, count));
         replay_.count_held(side);
         wait_in_slices(
             *mapping_, label_, timeout, peers, adds ? add_spin_ : sample_spin_,
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
-                return replay_.wait_for_leave(side, count, deadline_ns, pidfds, spin);
+                return replay_.wait_admitted(side, count, deadline_ns, pidfds, spin);
             },
             [&] {
                 const ReplayControl &control = replay_.control();
-                return std::string("leave to ") + (adds ? "add " : "sample ") + std::to_string(count) +
-                       " rows from the limiter of the " + label_ + ": " +
-                       std::to_string(see(control.admitted.inserts)) + " were added and " +
-                       std::to_string(see(control.admitted.samples)) + " sampled, for a ratio of " +
-                       shown(replay_.shape().limit.ratio) + " after the first " +
-                       std::to_string(replay_.shape().limit.least);
+                return "the limiter of the " + label_ + " to admit " + std::to_string(count) +
+                       (adds ? " rows to add" : " rows to sample") + "; " + std::to_string(see(control.admitted.inserts)) +
+                       " were added and " + std::to_string(see(control.admitted.samples)) + " sampled, for a ratio of " +
+                       format_number(replay_.shape().limit.ratio) + " samples per insert after the first " +
+                       std::to_string(replay_.shape().limit.min_size);
             });
     }
 
@@ -402,29 +413,30 @@ class ReplayHandle {
 
 class SamplerHandle {
   public:
-    using Taken = std::tuple<std::size_t, std::size_t, std::size_t, int, bool>;
+    using CopyTuple = std::tuple<std::size_t, std::size_t, std::size_t, int, bool>; // the members of FieldCopy
 
-    SamplerHandle(std::shared_ptr<ReplayHandle> replay, std::size_t dice, std::optional<std::uint64_t> seed,
-                  const std::vector<Taken> &takes, std::size_t row_bytes, int steps, double gamma, int length,
-                  const std::vector<std::int64_t> &places)
+    SamplerHandle(std::shared_ptr<ReplayHandle> replay, std::size_t rng, std::optional<std::uint64_t> seed,
+                  const std::vector<CopyTuple> &copies, std::size_t row_bytes, int steps, double gamma, int length,
+                  const std::vector<std::int64_t> &offsets)
         : replay_(std::move(replay)),
-          sampler_(replay_->replay(), wish(takes, row_bytes, steps, gamma, length, places, replay_->replay().shape()),
-                   *reinterpret_cast<Rng *>(place(*replay_->mapping(), dice, sizeof(Rng), 64, replay_->label()))),
-          dice_(reinterpret_cast<Rng *>(replay_->mapping()->data() + dice)), drawer_(replay_->replay(), sampler_) {
+          sampler_(replay_->replay(), make_spec(copies, row_bytes, steps, gamma, length, offsets, replay_->replay().shape()),
+                   *reinterpret_cast<Rng *>(checked_address(*replay_->mapping(), rng, sizeof(Rng), 64, replay_->label()))),
+          rng_(reinterpret_cast<Rng *>(replay_->mapping()->data() + rng)), prefetcher_(replay_->replay(), sampler_) {
         if (seed)
-            dice_->seed(*seed);
+            rng_->seed(*seed);
     }
 
     using Block = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-    // Into a block of as many rows as it has.
+    // Draws as many rows as the block has.
     void sample(Block block, double beta, int threads, std::optional<double> timeout, nb::handle peers) {
-        const std::int64_t count = count_of(block);
-        require_not_ending();
-        if (drawer_.asked() > 0)
-            raise("MemlaneError", "this sampler of the " + replay_->label() + " is drawing ahead; take what was started first");
-        if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: between threads of one process, that of the GIL
-            in_another_thread();
+        const std::int64_t count = checked_count(block);
+        require_not_stopping();
+        if (prefetcher_.requested() > 0)
+            raise("MemlaneError",
+                  "this sampler of the " + replay_->label() + " is prefetching batches; take those that were started first");
+        if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: the GIL orders threads of one process
+            raise_used_by_another_thread();
         const struct Idle {
             std::atomic_flag &busy;
             ~Idle() { busy.clear(std::memory_order_release); }
@@ -440,36 +452,37 @@ class SamplerHandle {
         }
         if (!drawn) {
             replay_->replay().refund_samples(count);
-            nothing_to_sample();
+            raise_nothing_to_sample();
         }
         signal_add(replay_->replay().control().sampled, count);
     }
 
-    // The same in the drawer's thread. The block is kept until it is taken.
+    // Draws into the block in the background thread. The block is kept alive until it is taken.
     void start(Block block, double beta, int threads) {
-        const std::int64_t count = count_of(block);
-        require_not_ending();
-        if (busy_.test(std::memory_order_relaxed)) // by a thread that draws without the GIL
-            in_another_thread();
-        replay_->require_slack(0, count);
-        if (drawer_.asked() == 0)
-            blocks_.clear(); // of a parent that forked this process: its thread is not here to draw into them
-        drawer_.ask(count, reinterpret_cast<std::byte *>(block.data()), beta, threads);
+        const std::int64_t count = checked_count(block);
+        require_not_stopping();
+        if (busy_.test(std::memory_order_relaxed)) // a thread is sampling without the GIL
+            raise_used_by_another_thread();
+        replay_->require_error_buffer(0, count);
+        if (prefetcher_.requested() == 0)
+            blocks_.clear(); // blocks of the parent of a forked child: no thread draws into them here
+        prefetcher_.request(count, reinterpret_cast<std::byte *>(block.data()), beta, threads);
         blocks_.push_back(block);
     }
 
-    bool ready() const { return drawer_.oldest() != Drawn::not_yet; }
+    bool ready() const { return prefetcher_.oldest() != BatchStatus::pending; }
 
-    // How many were started and not taken.
-    std::size_t asked() const { return drawer_.asked(); }
+    // The number of batches that were started and not taken.
+    std::size_t started() const { return prefetcher_.requested(); }
 
-    // Waits for the oldest that was started, and lets it go. False at the timeout, or if another thread stopped it.
+    // Waits for the batch that was started first and removes it. False at the timeout, or if another thread called
+    // `stop`.
     bool take(std::optional<double> timeout) {
         const bool ends = timeout && *timeout < 1e9;
         const std::int64_t deadline_ns = ends ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;
-        Drawn drawn;
-        while ((drawn = drawer_.oldest()) == Drawn::not_yet) {
-            const std::shared_ptr<BatchPrefetcher::Shared> shared = drawer_.shared();
+        BatchStatus status;
+        while ((status = prefetcher_.oldest()) == BatchStatus::pending) {
+            const std::shared_ptr<BatchPrefetcher::Shared> shared = prefetcher_.shared();
             if (!shared || now_ns() >= deadline_ns)
                 return false;
             without_gil([&] { BatchPrefetcher::wait(*shared, std::min(deadline_ns, now_ns() + slice_ns)); });
@@ -477,7 +490,7 @@ class SamplerHandle {
                 throw nb::python_error();
             require_open(*replay_->mapping(), replay_->label());
         }
-        const std::exception_ptr error = drawer_.take();
+        const std::exception_ptr error = prefetcher_.take();
         blocks_.pop_front();
         if (error) { // memory or threads ran out
             try {
@@ -488,124 +501,138 @@ class SamplerHandle {
                 throw nb::python_error();
             }
         }
-        if (drawn == Drawn::nothing_there)
-            nothing_to_sample();
+        if (status == BatchStatus::nothing_to_sample)
+            raise_nothing_to_sample();
         return true;
     }
 
-    // Ends the drawer's thread; what was started is not drawn any more.
+    // Ends the background thread; batches that are not drawn yet stay undrawn.
     void stop() {
-        const std::shared_ptr<BatchPrefetcher::Shared> shared = drawer_.let_go();
-        ++ending_;
-        without_gil([&] { BatchPrefetcher::end(shared.get()); });
-        if (--ending_ == 0)
+        const std::shared_ptr<BatchPrefetcher::Shared> shared = prefetcher_.detach();
+        ++stopping_;
+        without_gil([&] { BatchPrefetcher::stop(shared.get()); });
+        if (--stopping_ == 0)
             blocks_.clear();
     }
 
   private:
-    [[noreturn]] void in_another_thread() const {
+    [[noreturn]] void raise_used_by_another_thread() const {
         raise("MemlaneError", "this sampler of the " + replay_->label() +
                                   " is drawing in another thread; make a sampler for each thread");
     }
 
-    // While its thread ends, other Python threads run.
-    void require_not_ending() const {
-        if (ending_ > 0)
+    // Other Python threads run while `stop` joins the background thread.
+    void require_not_stopping() const {
+        if (stopping_ > 0)
             raise("MemlaneError", "this sampler of the " + replay_->label() + " is being stopped by another thread");
     }
 
-    std::int64_t count_of(const Block &block) const {
+    std::int64_t checked_count(const Block &block) const {
         require_open(*replay_->mapping(), replay_->label());
         require_writeable(*replay_->mapping(), replay_->label());
         const auto rows = static_cast<std::int64_t>(block.shape(0));
-        if (block.shape(1) != sampler_.wish().row_bytes || rows == 0 || rows % sampler_.wish().length != 0)
-            throw nb::value_error("the block has not the shape of this sampler's batches");
-        return rows / sampler_.wish().length;
+        const SampleSpec &spec = sampler_.spec();
+        if (block.shape(1) != spec.row_bytes || rows == 0 || rows % spec.length != 0)
+            throw nb::value_error(("block must have a multiple of " + std::to_string(spec.length) + " rows of " +
+                                   std::to_string(spec.row_bytes) + " bytes, found shape [" + std::to_string(rows) + ", " +
+                                   std::to_string(block.shape(1)) + "]").c_str());
+        return rows / spec.length;
     }
 
-    [[noreturn]] void nothing_to_sample() const {
+    [[noreturn]] void raise_nothing_to_sample() const {
         raise("NothingToSample", "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
                                      " transitions are stored" +
-                                     (replay_->size() > 0 ? ", none with all that this sampler needs around it (a row of a "
+                                     (replay_->size() > 0 ? ", but none has the neighbours that this sampler needs (a row of a "
                                                             "stream needs the one after it); add more"
                                                           : "; add some first"));
     }
 
-    static SampleSpec wish(const std::vector<Taken> &takes, std::size_t row_bytes, int steps, double gamma, int length,
-                     const std::vector<std::int64_t> &places, const Replay::Shape &shape) {
-        SampleSpec wish;
-        wish.row_bytes = row_bytes;
-        for (const auto &[from, bytes, to, stack, after] : takes) {
+    // `offsets` are those of SampleSpec, in the order of its members.
+    static SampleSpec make_spec(const std::vector<CopyTuple> &copies, std::size_t row_bytes, int steps, double gamma, int length,
+                                const std::vector<std::int64_t> &offsets, const Replay::Shape &shape) {
+        SampleSpec spec;
+        spec.row_bytes = row_bytes;
+        for (const auto &[from, bytes, to, stack, from_next] : copies) {
             if (head_bytes(shape.linked) + from + bytes > shape.stride_bytes || stack < 1 ||
                 to + bytes * static_cast<std::size_t>(stack) > row_bytes)
-                throw nb::value_error("a field is taken from outside of a row, or to outside of a batch");
-            wish.takes.push_back({from, bytes, to, stack, after});
+                throw nb::value_error(("cannot copy " + std::to_string(bytes) + " bytes at " + std::to_string(from) + " of a row to " +
+                                       std::to_string(to) + " of a batch row, stacked " + std::to_string(stack) +
+                                       " times: a row has " + std::to_string(shape.stride_bytes - head_bytes(shape.linked)) +
+                                       " bytes, a batch row " + std::to_string(row_bytes)).c_str());
+            spec.copies.push_back({from, bytes, to, stack, from_next});
         }
-        wish.steps = steps;
-        wish.gamma = gamma;
-        wish.length = length;
-        std::int64_t *const wanted[] = {&wish.reward,  &wish.terminated, &wish.truncated, &wish.discount, &wish.horizon,
-                                        &wish.key,     &wish.version,    &wish.weight,    &wish.valid};
-        if (places.size() != std::size(wanted) || length < 1)
-            throw nb::value_error("a wish has nine places and a length of 1 or more");
-        for (std::size_t i = 0; i < places.size(); ++i) {
-            if (places[i] >= 0 && static_cast<std::size_t>(places[i]) + 1 > row_bytes)
-                throw nb::value_error("a place lies outside of a batch's row");
-            *wanted[i] = places[i];
+        spec.steps = steps;
+        spec.gamma = gamma;
+        spec.length = length;
+        std::int64_t *const members[] = {&spec.reward, &spec.terminated, &spec.truncated, &spec.discount, &spec.horizon,
+                                         &spec.key,    &spec.version,    &spec.weight,    &spec.valid};
+        if (offsets.size() != std::size(members) || length < 1)
+            throw nb::value_error(("expected 9 offsets and a length of 1 or more, found " + std::to_string(offsets.size()) +
+                                   " offsets and length " + std::to_string(length)).c_str());
+        for (std::size_t i = 0; i < offsets.size(); ++i) {
+            if (offsets[i] >= 0 && static_cast<std::size_t>(offsets[i]) + 1 > row_bytes)
+                throw nb::value_error(("offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]) +
+                                       ", outside of a batch row of " + std::to_string(row_bytes) + " bytes").c_str());
+            *members[i] = offsets[i];
         }
-        return wish;
+        return spec;
     }
 
     std::shared_ptr<ReplayHandle> replay_;
     Sampler sampler_;
-    Rng *dice_;
+    Rng *rng_;
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-    int ending_ = 0;           // threads that wait in `stop`
-    std::deque<Block> blocks_; // that the drawer draws into
-    BatchPrefetcher drawer_;            // last: its thread ends before what it uses goes
+    int stopping_ = 0;           // threads in `stop`
+    std::deque<Block> blocks_;   // the background thread draws into these
+    BatchPrefetcher prefetcher_; // last: its thread must end before the members that it uses are destroyed
 };
 
 } // namespace
 
 void bind_replay(nb::module_ &m) {
     m.attr("REPLAY_CONTROL_BYTES") = sizeof(ReplayControl);
-    m.def("row_head_bytes", &head_bytes, "linked"_a, "What stands before the fields of each row.");
-    m.def("sum_tree_bytes", &SumTree::bytes, "count"_a, "What the priorities of so many rows take.");
+    m.def("row_head_bytes", &head_bytes, "linked"_a, "Return the bytes before the fields of each row.");
+    m.def("sum_tree_bytes", &SumTree::bytes, "count"_a, "Return the bytes of a sum tree for the priorities of `count` rows.");
 
-    nb::class_<ReplayHandle>(m, "Replay", "Rows that writers add, over and over the same slots, and samplers draw.")
+    nb::class_<ReplayHandle>(m, "Replay", "A replay buffer: rows that writers add into a circular table and samplers draw.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::optional<std::size_t>, std::size_t, std::int64_t,
-                      std::int64_t, std::size_t, const std::vector<Column::Given> &,
+                      std::int64_t, std::size_t, const std::vector<Column::Tuple> &,
                       std::tuple<std::size_t, std::size_t, std::size_t, bool>, std::tuple<double, std::int64_t, double>, double,
                       std::string>(),
              "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
              "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
         .def("add_plain", &ReplayHandle::add_plain, "rows"_a,
-             "The transitions added, or -1 if it must be the other way.")
+             "Add rows without streams and return the transitions added; -1 if the caller must use `add`.")
         .def("add", &ReplayHandle::add_rows, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
              "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
-             "The transitions added, or -1 if an argument is not as it must be.")
+             "Add rows and return the transitions added; -1 if an argument is not accepted.")
         .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,
-             "How many of the rows were still there.")
-        .def("begin_priorities", &ReplayHandle::begin_priorities)
+             "Set the priorities of rows by their keys and return how many of the rows were still stored.")
+        .def("init_priorities", &ReplayHandle::init_priorities, "Set the priority of the first rows of a new replay.")
         .def("total_priority", &ReplayHandle::total_priority)
-        .def("added", &ReplayHandle::added)
-        .def("last_number", &ReplayHandle::last_number, "Of the rows that were begun, final observations included.")
-        .def("size", &ReplayHandle::size)
+        .def("added", &ReplayHandle::added, "Return the transitions added since the replay was created.")
+        .def("last_sequence", &ReplayHandle::last_sequence,
+             "Return the last sequence number that was reserved; final observations have sequence numbers, too.")
+        .def("size", &ReplayHandle::size, "Return the stored transitions.")
         .def("counters", &ReplayHandle::counters)
-        .def("save_into", &ReplayHandle::save_into, "copy"_a, "How many rows had changed.")
-        .def("counters_plausible", &ReplayHandle::counters_plausible)
-        .def("first_implausible", &ReplayHandle::first_implausible);
+        .def("save_into", &ReplayHandle::save_into, "copy"_a, "Bring `copy` up to date and return how many rows had changed.")
+        .def("counters_plausible", &ReplayHandle::counters_plausible,
+             "Return whether writers and samplers could have left these counters.")
+        .def("first_implausible", &ReplayHandle::first_implausible,
+             "Return the first slot with contents that no writer leaves, or -1.");
 
-    nb::class_<SamplerHandle>(m, "Sampler", "Draws rows of a replay into a block.")
+    nb::class_<SamplerHandle>(m, "Sampler", "Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own.")
         .def(nb::init<std::shared_ptr<ReplayHandle>, std::size_t, std::optional<std::uint64_t>,
-                      const std::vector<SamplerHandle::Taken> &, std::size_t, int, double, int,
+                      const std::vector<SamplerHandle::CopyTuple> &, std::size_t, int, double, int,
                       const std::vector<std::int64_t> &>(),
-             "replay"_a, "dice"_a, "seed"_a.none(), "takes"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "places"_a)
-        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a)
-        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a, "Draw into the block in a thread of its own.")
-        .def("ready", &SamplerHandle::ready, "Whether the oldest that was started is drawn.")
-        .def("take", &SamplerHandle::take, "timeout"_a.none(), "Wait for the oldest that was started; False at the timeout.")
-        .def("asked", &SamplerHandle::asked, "How many were started and not taken.")
-        .def("stop", &SamplerHandle::stop, "End the thread; what was started is not drawn any more.");
+             "replay"_a, "rng"_a, "seed"_a.none(), "copies"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "offsets"_a)
+        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a,
+             "Draw as many rows as the block has.")
+        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a, "Begin to draw into the block in a background thread.")
+        .def("ready", &SamplerHandle::ready, "Return whether the batch that was started first is finished.")
+        .def("take", &SamplerHandle::take, "timeout"_a.none(),
+             "Wait for the batch that was started first and remove it. False at the timeout, or after `stop`.")
+        .def("started", &SamplerHandle::started, "Return how many batches were started and not taken.")
+        .def("stop", &SamplerHandle::stop, "End the background thread; batches that are not drawn yet stay undrawn.");
 }

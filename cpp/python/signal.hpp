@@ -1,4 +1,4 @@
-// Signal as Python sees it: an atomic counter that one side advances and others wait for.
+// The Python handle of a signal: an atomic counter that one side advances and others wait for.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,15 @@ class Signal {
     Signal(std::shared_ptr<Mapping> mapping, std::size_t offset, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), spin_(default_spin_limit_ns()) {
         cell_ = reinterpret_cast<SignalCell *>(
-            place(*mapping_, offset, sizeof(SignalCell), alignof(SignalCell), label_));
+            checked_address(*mapping_, offset, sizeof(SignalCell), alignof(SignalCell), label_));
     }
 
     const std::string &label() const { return label_; }
     std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
     void set_spin_limit_ns(std::int64_t limit_ns) {
         if (limit_ns < 0)
-            throw nb::value_error("spin_limit_ns must be 0 (never spin) or more nanoseconds");
+            throw nb::value_error(
+                ("spin_limit_ns must be 0 (never spin) or more, found " + std::to_string(limit_ns)).c_str());
         spin_ = Spin(limit_ns);
     }
 
@@ -30,33 +31,33 @@ class Signal {
         return see(cell_->value);
     }
     void store(std::int64_t value) {
-        require_changeable();
+        require_open_and_writeable();
         signal_store(*cell_, value);
     }
     std::int64_t add(std::int64_t amount) {
-        require_changeable();
+        require_open_and_writeable();
         return signal_add(*cell_, amount);
     }
     bool compare_and_swap(std::int64_t expected, std::int64_t value) {
-        require_changeable();
+        require_open_and_writeable();
         return signal_compare_and_swap(*cell_, expected, value);
     }
 
     std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
         const std::int64_t value = see(cell_->value);
-        return value >= until ? value : wait_long(until, timeout, peers);
+        return value >= until ? value : wait_for_change(until, timeout, peers);
     }
 
   private:
-    void require_changeable() const {
+    void require_open_and_writeable() const {
         require_open(*mapping_, label_);
         require_writeable(*mapping_, label_);
     }
 
-    // A sleeper marks the signal's gate, so waiting changes shared memory too.
-    std::int64_t wait_long(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
-        require_changeable();
+    // Needs a writeable mapping: a sleeper sets bit 0 of the signal's gate.
+    std::int64_t wait_for_change(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+        require_open_and_writeable();
         return wait_in_slices(
             *mapping_, label_, timeout, peers, spin_,
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {

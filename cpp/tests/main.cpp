@@ -1,4 +1,4 @@
-// Runs the tests whose sentence contains the first argument, or all of them.
+// Runs the tests whose name contains the first argument, or all of them.
 
 #include "support/check.hpp"
 
@@ -17,8 +17,8 @@
 
 #include "os/clock.hpp"
 
-// What a sanitizer finds must fail the test that it was found in, also in a child of the test. ThreadSanitizer would
-// let every process with threads linger for a second at its end.
+// A sanitizer's report must fail the test in which it occurred, also in a child process of the test. By default,
+// ThreadSanitizer delays the exit of every process with threads by a second.
 extern "C" const char *__tsan_default_options() { return "halt_on_error=1:atexit_sleep_ms=20"; }
 extern "C" const char *__ubsan_default_options() { return "halt_on_error=1:print_stacktrace=1"; }
 
@@ -32,8 +32,8 @@ std::vector<Test> &tests() {
 }
 
 void fail(const char *file, int line, const std::string &what) {
-    constexpr int most_shown = 10; // a broken loop fails a million times for one reason
-    if (++failures <= most_shown)
+    constexpr int max_shown = 10; // a broken loop fails a million times for one reason
+    if (++failures <= max_shown)
         std::fprintf(stderr, "    %s:%d: %s\n", file, line, what.c_str());
 }
 
@@ -41,7 +41,7 @@ void fail(const char *file, int line, const std::string &what) {
 
 namespace {
 
-constexpr int most_seconds = 60; // a test that takes longer hangs
+constexpr int max_seconds = 60; // a test that takes longer hangs
 
 int run_body(const check::Test &test) {
     try {
@@ -52,7 +52,7 @@ int run_body(const check::Test &test) {
     return check::failures > 0 ? 1 : 0;
 }
 
-// Empty when the test passed, else what happened to its process.
+// Runs a test in a child process. Returns "" if it passed, else how its process ended.
 std::string run(const check::Test &test) {
     std::fflush(nullptr);
     const pid_t runner = getpid();
@@ -66,14 +66,14 @@ std::string run(const check::Test &test) {
         std::exit(run_body(test)); // not _exit: the leak check runs at exit
     }
     pollfd ended{static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), POLLIN, 0};
-    const bool hangs = poll(&ended, 1, most_seconds * 1000) == 0;
+    const bool hangs = poll(&ended, 1, max_seconds * 1000) == 0;
     if (hangs)
         kill(pid, SIGKILL);
     close(ended.fd);
     int status = 0;
     waitpid(pid, &status, 0);
     if (hangs)
-        return "still ran after " + std::to_string(most_seconds) + " s";
+        return "still ran after " + std::to_string(max_seconds) + " s";
     if (WIFSIGNALED(status))
         return std::string("killed by ") + strsignal(WTERMSIG(status));
     return WEXITSTATUS(status) == 0 ? "" : "exit code " + std::to_string(WEXITSTATUS(status));
@@ -87,10 +87,10 @@ int main(int argc, char **argv) {
         if (argc > 1 && std::strstr(test.sentence, argv[1]) == nullptr)
             continue;
         const std::int64_t begin = memlane::now_ns();
-        const std::string trouble = run(test);
-        ++(trouble.empty() ? passed : failed);
-        std::printf("%s %s (%.2f s)%s%s\n", trouble.empty() ? "ok  " : "FAIL", test.sentence,
-                    static_cast<double>(memlane::now_ns() - begin) / 1e9, trouble.empty() ? "" : ": ", trouble.c_str());
+        const std::string failure = run(test);
+        ++(failure.empty() ? passed : failed);
+        std::printf("%s %s (%.2f s)%s%s\n", failure.empty() ? "ok  " : "FAIL", test.sentence,
+                    static_cast<double>(memlane::now_ns() - begin) / 1e9, failure.empty() ? "" : ": ", failure.c_str());
     }
     std::printf("%d passed, %d failed\n", passed, failed);
     // A filter that matches nothing is a mistyped filter, not a success.

@@ -15,16 +15,24 @@ SLICE_SECONDS: float
 RING_CONTROL_BYTES: int
 SLOT_HEAD_BYTES: int
 WEIGHTS_CONTROL_BYTES: int
-MOST_BUFFERS: int
+MAX_BUFFERS: int
 REPLAY_CONTROL_BYTES: int
 QUORUM_BYTES: int
+COMMAND_STEP: int
+COMMAND_SEND: int
+COMMAND_MESSAGE: int
+COMMAND_CLOSE: int
+PROGRESS_CURRENT_ENV: int
+PROGRESS_STEPS: int
+PROGRESS_MESSAGES_SENT: int
+PROGRESS_COMMANDS_FINISHED: int
 
 class _Watchable(Protocol):
     def fileno(self) -> int: ...
     def error(self, waiting: str, /) -> Exception: ...
 
 class Mapping(Buffer):
-    """A range of a file mapped into this process; a buffer that numpy can view."""
+    """A range of a file mapped into this process. Supports the buffer protocol."""
 
     def __init__(self, fd: int, offset: int, nbytes: int, writeable: bool) -> None: ...
     @property
@@ -32,9 +40,9 @@ class Mapping(Buffer):
     @property
     def closed(self) -> bool: ...
     def close(self) -> None:
-        """Refuse new work. The memory goes when its last holder goes."""
+        """Refuse new operations. The memory is unmapped when the last object that uses it is gone."""
     def retire(self) -> None:
-        """Put poisoned private pages in the place of the shared ones."""
+        """Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1."""
 
 class Signal:
     """An atomic counter that one side advances and others wait for."""
@@ -46,14 +54,14 @@ class Signal:
     @property
     def value(self) -> int: ...
     def store(self, value: int) -> None:
-        """Set the value and wake whoever waits for it."""
+        """Set the value and wake all waiters."""
     def add(self, amount: int = 1) -> int:
-        """Add, wake, and return the new value."""
+        """Add to the value, wake all waiters, and return the new value."""
     def compare_and_swap(self, expected: int, value: int) -> bool:
-        """Set the value if it is `expected`; say whether it was."""
+        """Set the value if it is `expected` and wake all waiters. Return whether it was."""
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
-        """Wait until the value is at least `until` and return it. Ends with WaitTimeout after `timeout` seconds and
-        with PeerDied soon after the death of one of `peers`."""
+        """Wait until the value is at least `until` and return it. Raises WaitTimeout after `timeout` seconds and
+        PeerDied soon after the death of one of `peers`."""
 
 class Words:
     """A table of atomic 64-bit words."""
@@ -67,48 +75,54 @@ class Words:
     def add(self, index: int, amount: int) -> int:
         """Add and return the new value."""
     def sum(self, first: int, stride: int) -> int:
-        """Of every `stride`-th word from `first` on."""
-    def add_each(self, indices: NDArray[np.int64], amount: int) -> None: ...
+        """Sum every `stride`-th word, beginning with `first`."""
+    def add_each(self, indices: NDArray[np.int64], amount: int) -> None:
+        """Add `amount` to each of these words."""
     def compare_and_swap(self, index: int, expected: int, value: int) -> bool: ...
     def unchanged(self, index: int, seen: int) -> bool:
-        """Whether the word still holds `seen`: what was copied since it was loaded is then whole."""
-    def load_into(self, indices: NDArray[np.int64], out: NDArray[np.int64]) -> None: ...
+        """Return whether the word still holds `seen`. If so, data copied since it was loaded is not torn."""
+    def load_into(self, indices: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+        """Load the words at `indices` into `out`."""
     def changed(self, indices: NDArray[np.int64], seen: NDArray[np.int64]) -> list[int]:
-        """The positions in `indices` whose word no longer holds what was seen there."""
+        """Return the positions i for which the word `indices[i]` no longer holds `seen[i]`."""
 
 class Rows:
+    """Fields of equal length at fixed addresses, whose rows are copied by index."""
+
     def __init__(self, count: int, fields: list[tuple[int, int, int]]) -> None: ...
-    def gather(self, indices: NDArray[np.int64], out: Rows, threads: int) -> None: ...
-    def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None: ...
+    def gather(self, indices: NDArray[np.int64], out: Rows, threads: int) -> None:
+        """Copy row `indices[i]` of every field to row i of `out`."""
+    def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None:
+        """Copy row i of every field of `values` to row `indices[i]`."""
 
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
 
 class SlotHead:
-    """What stands at the head of a slot."""
+    """The metadata of a slot, as its writer left it."""
 
     def __init__(self) -> None: ...
     @property
     def sequence(self) -> int:
-        """Which commit of the ring this is, counted from 1."""
+        """Number of the commit in the ring, from 1."""
     @property
     def policy_version(self) -> int:
-        """Of the weights that made the content."""
+        """Version of the weights that produced the content."""
     @property
     def writer(self) -> int:
-        """What the writer calls itself."""
+        """Id that the writer chose for itself."""
     @property
     def process(self) -> int:
-        """The process that wrote it, as Peer.word."""
+        """Process that wrote the slot, as Peer.word."""
     @property
     def claimed_ns(self) -> int:
-        """Wall clock, when writing began."""
+        """Wall clock in nanoseconds when the slot was claimed."""
     @property
     def committed_ns(self) -> int:
-        """Wall clock, when it ended."""
+        """Wall clock in nanoseconds when the slot was committed."""
     @property
     def rows(self) -> int:
-        """How many rows are valid, where the writer counts them."""
+        """Number of valid rows, if the writer sets it."""
     def __eq__(self, other: object) -> bool: ...
     def __hash__(self) -> int: ...
     def __repr__(self) -> str: ...
@@ -116,7 +130,7 @@ class SlotHead:
     def __setstate__(self, state: tuple[int, ...]) -> None: ...
 
 class Ring:
-    """Slots that writers fill and readers take, each once, oldest first."""
+    """Slots that writers fill and readers take, each exactly once, oldest first."""
 
     def __init__(
         self,
@@ -131,11 +145,16 @@ class Ring:
     ) -> None: ...
     @property
     def label(self) -> str: ...
-    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None: ...
-    def abandon(self, slot: int) -> None: ...
-    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def release(self, slot: int) -> None: ...
+    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait for a slot to write and return its index."""
+    def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None:
+        """Make a claimed slot ready for readers."""
+    def abandon(self, slot: int) -> None:
+        """Give a claimed slot back without committing it."""
+    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait for the oldest unread slot and return its index."""
+    def release(self, slot: int) -> None:
+        """Free a slot that was taken."""
     def put(
         self,
         parts: TensorParts | None,
@@ -146,7 +165,7 @@ class Ring:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> bool:
-        """Claim a slot, copy into it, commit it; or False if the tensors are not what `parts` knows."""
+        """Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`."""
     def get(
         self,
         parts: TensorParts | None,
@@ -154,42 +173,54 @@ class Ring:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
-        """Take a slot, copy out of it, release it; or None if the tensors are not what `parts` knows."""
+        """Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`."""
     def head(self, slot: int) -> SlotHead: ...
-    def unread(self) -> int: ...
+    def unread(self) -> int:
+        """Return the number of unread slots."""
     def reap(self) -> int:
-        """Put back what dead processes held; say how many slots that were."""
+        """Reclaim the slots that dead processes hold and return their number."""
     def counters(self) -> dict[str, int]: ...
 
 class TensorParts:
+    """The addresses of some tensors and their offsets in a block."""
+
     def __init__(self, parts: Sequence[tuple[str, object, int, object, int, int]], writeable: bool) -> None: ...
-    def same(self, tensors: Mapping_[str, object]) -> bool: ...
-    def fits(self, tensors: Mapping_[str, object]) -> bool: ...
+    def same(self, tensors: Mapping_[str, object]) -> bool:
+        """Return whether these are the same tensors as before, with the same dtypes, shapes and addresses."""
+    def fits(self, tensors: Mapping_[str, object]) -> bool:
+        """Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from
+        now on."""
 
 class Weights:
-    """The latest version of a block of bytes."""
+    """The latest version of a block of bytes, published by writers and read by any process."""
 
     def __init__(self, mapping: Mapping, control: int, buffers: int, count: int, stride: int, label: str) -> None: ...
     @property
     def label(self) -> str: ...
-    def version(self) -> int: ...
-    def publish(self, parts: TensorParts) -> int: ...
-    def publish_these(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
-        """`publish`, or 0 if the tensors are not what `parts` knows."""
+    def version(self) -> int:
+        """Return the latest version; 0 before the first publication."""
+    def publish(self, parts: TensorParts) -> int:
+        """Publish a copy of the parts and return its version."""
+    def publish_tensors(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
+        """Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies."""
     def read_new(self, parts: TensorParts | None, tensors: Mapping_[str, object], known: int) -> int:
-        """`read` unless it is the known version; -1 if the tensors are not what `parts` knows."""
-    def read(self, parts: TensorParts) -> int: ...
-    def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
-    def retries(self) -> int: ...
+        """Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or
+        need staging copies."""
+    def read(self, parts: TensorParts) -> int:
+        """Copy the latest version into the parts and return it; 0 if there is none."""
+    def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
+        """Wait until this version or a later one is published and return the latest version."""
+    def retries(self) -> int:
+        """Return how many copies were overwritten while they were made, and repeated."""
 
 def row_head_bytes(linked: bool) -> int:
-    """What stands before the fields of each row."""
+    """Return the bytes before the fields of each row."""
 
 def sum_tree_bytes(count: int) -> int:
-    """What the priorities of so many rows take."""
+    """Return the bytes of a sum tree for the priorities of `count` rows."""
 
 class Replay:
-    """Rows that writers add, over and over the same slots, and samplers draw."""
+    """A replay buffer: rows that writers add into a circular table and samplers draw."""
 
     def __init__(
         self,
@@ -210,7 +241,7 @@ class Replay:
     @property
     def label(self) -> str: ...
     def add_plain(self, rows: Mapping_[str, object]) -> int:
-        """The transitions added, or -1 if it must be the other way."""
+        """Add rows without streams and return the transitions added; -1 if the caller must use `add`."""
     def add(
         self,
         rows: Mapping_[str, object],
@@ -222,35 +253,40 @@ class Replay:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> int:
-        """The transitions added, or -1 if an argument is not as it must be."""
+        """Add rows and return the transitions added; -1 if an argument is not accepted."""
     def set_priorities(self, keys: NDArray[np.int64], errors: NDArray[np.float64]) -> int:
-        """How many of the rows were still there."""
-    def begin_priorities(self) -> None: ...
+        """Set the priorities of rows by their keys and return how many of the rows were still stored."""
+    def init_priorities(self) -> None:
+        """Set the priority of the first rows of a new replay."""
     def total_priority(self) -> float: ...
-    def added(self) -> int: ...
-    def last_number(self) -> int:
-        """Of the rows that were begun, final observations included."""
-    def size(self) -> int: ...
+    def added(self) -> int:
+        """Return the transitions added since the replay was created."""
+    def last_sequence(self) -> int:
+        """Return the last sequence number that was reserved; final observations have sequence numbers, too."""
+    def size(self) -> int:
+        """Return the stored transitions."""
     def counters(self) -> dict[str, int]: ...
     def save_into(self, copy: Replay) -> int:
-        """How many rows had changed."""
-    def counters_plausible(self) -> bool: ...
-    def first_implausible(self) -> int: ...
+        """Bring `copy` up to date and return how many rows had changed."""
+    def counters_plausible(self) -> bool:
+        """Return whether writers and samplers could have left these counters."""
+    def first_implausible(self) -> int:
+        """Return the first slot with contents that no writer leaves, or -1."""
 
 class Sampler:
-    """Draws rows of a replay into a block."""
+    """Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own."""
 
     def __init__(
         self,
         replay: Replay,
-        dice: int,
+        rng: int,
         seed: int | None,
-        takes: Sequence[tuple[int, int, int, int, bool]],
+        copies: Sequence[tuple[int, int, int, int, bool]],
         row_bytes: int,
         steps: int,
         gamma: float,
         length: int,
-        places: Sequence[int],
+        offsets: Sequence[int],
     ) -> None: ...
     def sample(
         self,
@@ -259,122 +295,155 @@ class Sampler:
         threads: int,
         timeout: float | None,
         peers: Iterable[_Watchable],
-    ) -> None: ...
+    ) -> None:
+        """Draw as many rows as the block has."""
     def start(self, block: NDArray[np.uint8], beta: float, threads: int) -> None:
-        """Draw into the block in a thread of its own."""
-    def asked(self) -> int:
-        """How many were started and not taken."""
+        """Begin to draw into the block in a background thread."""
+    def started(self) -> int:
+        """Return how many batches were started and not taken."""
     def ready(self) -> bool:
-        """Whether the oldest that was started is drawn."""
+        """Return whether the batch that was started first is finished."""
     def take(self, timeout: float | None) -> bool:
-        """Wait for the oldest that was started; False at the timeout."""
+        """Wait for the batch that was started first and remove it. False at the timeout, or after `stop`."""
     def stop(self) -> None:
-        """End the thread; what was started is not drawn any more."""
+        """End the background thread; batches that are not drawn yet stay undrawn."""
 
 class Quorum:
-    """A count that many advance and one waits for."""
+    """A count that several processes advance and one waits for."""
 
     def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
     @property
     def arrived(self) -> int: ...
-    def arrive(self, many: int = 1) -> int: ...
+    def arrive(self, count: int = 1) -> int:
+        """Add to the count, wake the waiter if that completes what it waits for, and return the new count."""
     def wait(self, until: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int: ...
 
 def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
-    """Whether all of an array of int64 lie within the bounds, both included; None if it is no such array."""
+    """Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array."""
 
 def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
-    """Infos that all have the same keys and only floats: keys, their dtypes, the first environment, floats; or None."""
+    """Pack infos that all have the same keys and only floats: keys, dtypes, first environment, floats; else None."""
 
 class ColumnWriter:
-    """Where values of a space go. Whoever made it keeps the arrays alive."""
+    """Stores values of a space into rows. Its owner keeps the arrays alive."""
 
     def __init__(self, description: tuple[Any, ...]) -> None: ...
     def store(self, value: object) -> bool:
-        """Store a value in the first row if it is plainly right; otherwise False."""
+        """Store a value in the first row if it has exactly the expected type, dtype and shape; otherwise False."""
 
 class StepWriter:
-    """What one environment's step leaves, written in one call."""
+    """Writes what a step of an environment returned into its rows."""
 
     def __init__(
         self,
-        place: tuple[Any, ...] | None,
+        observations: tuple[Any, ...] | None,
         rewards: int,
         terminated: int,
         truncated: int,
         progress: int,
-        count: int,
-        declared: list[tuple[str, tuple[Any, ...], int]],
+        num_envs: int,
+        infos: list[tuple[str, tuple[Any, ...], int]],
     ) -> None: ...
-    def put(self, index: int, observation: object, reward: object, terminated: object, truncated: object) -> bool: ...
-    def put_observation(self, index: int, observation: object) -> bool: ...
+    def write_step(
+        self, index: int, observation: object, reward: object, terminated: object, truncated: object
+    ) -> bool:
+        """Write a step; False if a value must be converted or refused."""
+    def write_observation(self, index: int, observation: object) -> bool:
+        """Write an observation; False if it must be converted or refused."""
 
-class Command:
-    """What a worker is asked to do."""
+class CommandWord:
+    """The command of one worker: the parent issues, the worker's StepLoop waits."""
 
     def __init__(self, go: Signal, mapping: Mapping, offset: int) -> None: ...
     @property
-    def given(self) -> int:
-        """How many commands were given to those who have had this place."""
-    def give(self, cell: int, order: int) -> None:
-        """Tell the worker."""
+    def issued(self) -> int:
+        """Commands issued so far, also to processes that this worker replaced."""
+    def issue(self, cell: int, command: int) -> None:
+        """Issue a command; the worker arrives in this cell of the quorum."""
 
-class Commands:
-    """The commands of all workers, given together."""
+class CommandWords:
+    """The commands of all workers, issued in one call."""
 
-    def __init__(self, commands: list[Command], cores: list[int]) -> None: ...
-    def give(self, workers: list[int], cell: int, order: int) -> None:
-        """Tell these workers, those on other cores first."""
-    def give_all(self, cell: int, order: int) -> None:
-        """Tell all of them."""
+    def __init__(self, words: list[CommandWord], cores: list[int]) -> None: ...
+    def issue(self, workers: list[int], cell: int, command: int) -> None:
+        """Issue a command to these workers, a worker on this core last."""
+    def issue_all(self, cell: int, command: int) -> None:
+        """Issue a command to all workers."""
+
+class ExceptionalStep:
+    """A step that StepLoop leaves to Python."""
+
+    def __init__(self) -> None: ...
+    @property
+    def index(self) -> int:
+        """Index of the environment within its worker."""
+    @property
+    def returned(self) -> Any:
+        """What the environment returned, or None."""
+    @property
+    def raised(self) -> Exception | None:
+        """What the environment raised, or None."""
+    @property
+    def needs_reset(self) -> bool:
+        """The episode had ended, so the environment was not stepped."""
+    @property
+    def pending_truncation(self) -> bool:
+        """The environment was restarted and not stepped; its episode is to be truncated."""
 
 class StepLoop:
-    """A worker's side of the steps: plain ones are made without Python."""
+    """A worker's side of a step. Owns the state of its environments and their infos."""
 
     def __init__(
         self,
-        command: Command,
-        outcomes: StepWriter,
+        command: CommandWord,
+        writer: StepWriter,
         quorums: list[Quorum],
-        asked: Words,
-        answered: Words,
-        take_actions: Callable[[], Sequence[Any] | NDArray[Any]],
-        take_action: Callable[[int], Any],
+        requested_step: Words,
+        completed_step: Words,
+        read_actions: Callable[[], Sequence[Any] | NDArray[Any]],
+        read_action: Callable[[int], Any],
         envs: list[Any],
-        due: list[bool],
-        owed: dict[int, Any],
-        infos: list[tuple[int, dict[str, Any]]],
-        first: int,
-        resets: bool,
+        first_env: int,
+        autoreset: bool,
     ) -> None: ...
-    def next(self) -> int:
-        """Wait for the next command that Python has to do something for; its order."""
-
+    def next_command(self) -> int:
+        """Wait for the next command that needs Python, and return it."""
     def start(self, actions: Sequence[Any] | NDArray[Any]) -> None:
-        """All environments are to be stepped; `special` does it."""
-
-    def special(self) -> tuple[int, Any, Exception | None] | None:
-        """Step on, up to the next environment that needs a closer look: which, what it returned, what it raised."""
-
-    def answer(self) -> None:
-        """The environment that was stepped last, of those that were sent, is through."""
-
+        """Start a step of all environments; `next_exception` runs it."""
+    def next_exception(self) -> ExceptionalStep | None:
+        """Run the step up to the next exceptional one. None: all environments are stepped."""
+    def complete_sent(self) -> None:
+        """The environment that `step_sent` stepped last is done."""
     def step_sent(self) -> bool:
-        """Step the next of those that were sent; False at one that needs a closer look."""
-
+        """Step the environments whose step was requested; False at one that Python has to finish."""
     def finish(self, arrivals: int) -> None:
-        """The command is done, and so many environments arrive."""
+        """Finish the command; so many environments arrive at the quorum."""
+    def mark_running(self, index: int) -> None:
+        """The environment's next step is a step."""
+    def mark_needs_reset(self, index: int) -> None:
+        """The episode has ended: the next step is a reset, or exceptional without autoreset."""
+    def mark_pending_truncation(self, index: int) -> None:
+        """The environment was restarted: its next step is exceptional."""
+    def add_info(self, index: int, info: dict[str, Any]) -> None:
+        """Add an environment's info to those of this command."""
+    def take_infos(self) -> list[tuple[int, dict[str, Any]]]:
+        """Hand over the infos of this command: pairs (index of the environment in the batch, info)."""
 
 ENV_ABI: int
+AUTORESET_NEXT_STEP: int
+AUTORESET_SAME_STEP: int
+AUTORESET_DISABLED: int
+STEP_NEEDS_CONVERSION: int
+STEP_NEEDS_RESET: int
 
 def built_in_envs() -> dict[str, tuple[int, int, int]]:
-    """The environments in this module by name: where the spec is, the most steps of an episode, the count of agents."""
+    """The built-in environments by name: address of the spec, max_episode_steps, num_agents."""
 
 def env_layout() -> tuple[int, int, int, int]:
-    """The bytes of a spec, a field, a setting and of what functions are given."""
+    """The sizes in bytes of memlane_spec, memlane_field, memlane_setting and memlane_envs."""
 
 class EnvHost:
-    """Runs the environments of a C library over arrays that Python made."""
+    """Runs the environments of a C library on arrays that Python allocated. One thread at a time."""
 
     def __init__(
         self,
@@ -385,20 +454,27 @@ class EnvHost:
         settings: Sequence[float],
         arrays: dict[str, Any],
         num_threads: int,
-        keep: object,
+        keep_alive: object,
     ) -> None: ...
     def init(self) -> str | None:
-        """What is wrong, in the environment's words; None if nothing."""
-    def reset(self, which: object = None) -> None: ...
+        """Call the environment's init; its error message, or None."""
+    def reset(self, mask: object = None) -> None:
+        """Start new episodes where the mask is True, or everywhere."""
     def step(self, actions: object) -> int:
-        """How many ended. -1: these are not plainly actions; -2: some have ended and must be reset first."""
+        """Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET."""
     def step_stored(self) -> int:
-        """With the actions that lie in their array."""
-    def send(self, envs: Sequence[int]) -> None: ...
-    def receive(self, at_least: int, timeout: float | None = None) -> list[int] | None: ...
-    def render(self, index: int, picture: object) -> None: ...
+        """step() with the actions in the host's own array."""
+    def send(self, envs: Sequence[int]) -> None:
+        """Start a step of these environments on background threads."""
+    def receive(self, min_completed: int, timeout: float | None = None) -> list[int] | None:
+        """The environments whose step is complete, at least min_completed of them; None after timeout seconds."""
+    def render(self, index: int, image: object) -> None:
+        """Draw an environment into an array of shape (height, width, 3)."""
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """The number of threads that the next step uses."""
     @property
-    def step_ns(self) -> float: ...
-    def close(self) -> None: ...
+    def step_ns(self) -> float:
+        """Measured duration of a step of all environments on one thread, in ns."""
+    def close(self) -> None:
+        """Stop the background threads and call the environment's close."""

@@ -1,11 +1,12 @@
-"""The command ``memlane``. A sub-command is a function here: it parses nothing, computes nothing, calls and prints.
+"""The command ``memlane``. Each sub-command is a function here that calls the library and prints.
 
-To add one, write the function and put it into ``COMMANDS``. What is slow to import is imported inside it, so that
+To add a sub-command, write the function and add it to ``COMMANDS``. Slow imports are inside the functions, so that
 ``memlane --help`` stays quick.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import shlex
@@ -18,13 +19,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from memlane.core import MemlaneError
+from memlane.core.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
     from rich.console import Console
 
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options
 
+
+def _option(default: str, *, name: str | None = None, metavar: str | None = None) -> Any:
+    """Describe an option whose default is not a value: ``default`` is what the help says instead of None."""
+    return tyro.conf.arg(name=name, metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+_FLAG = tyro.conf.arg(help_behavior_hint="")
+_JSON = tyro.conf.arg(name="json", help_behavior_hint="")
+_PRESET = _option("from the preset")
+_UNCHANGED = _option("as before")
+_RUN_DIR = tyro.conf.arg(metavar="RUN_DIR")
 _Settings = Annotated[
     tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="set", metavar="KEY=VALUE ...")
 ]
@@ -32,46 +45,47 @@ _Settings = Annotated[
 
 def build(
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
-    output: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
-    debug: bool = False,
-    portable: bool = False,
+    output: Annotated[Path | None, _option("next to the source file, with the suffix .so")] = None,
+    debug: Annotated[bool, _FLAG] = False,
+    portable: Annotated[bool, _FLAG] = False,
 ) -> None:
-    """Compile an environment that is written in C (or C++), and check what it declares.
+    """Compile an environment written in C or C++ and check its declaration.
 
     Args:
-        file: The C file.
-        output: The library to write, or the folder for it; otherwise beside the file, with the ending .so.
-        debug: Report undefined behaviour while it runs, and let debuggers see lines.
-        portable: Let it run on other machines too, at some cost in speed; otherwise it is for this processor.
+        file: C or C++ source file.
+        output: Library to write, or directory to write it to.
+        debug: Compile with debug symbols and the undefined-behaviour sanitizer.
+        portable: Compile for any processor of this architecture instead of this machine's, at some cost in speed.
     """
     from memlane.native.build import build
 
     library = build(file, output, debug=debug, native=not portable)
-    _say(f'{library} is ready: memlane.native.load("{library}", num_envs=1024)')
+    _print(f'{library} is ready: memlane.load("{library}", num_envs=1024)')
 
 
 def new(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
-    folder: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
+    directory: Annotated[Path | None, _option("./NAME", name="dir", metavar="PATH")] = None,
 ) -> None:
-    """Write a folder with a small environment in C that works, its test and its training, to begin your own with.
+    """Create a directory with a small working C environment, its test and a training script, to start your own from.
 
     Args:
-        name: What the environment is called; letters, digits and _.
-        folder: Where to; otherwise a folder of that name, here.
+        name: Name of the environment: letters, digits and _.
+        directory: Directory to create.
     """
     from memlane.native.new import new
 
-    into = new(name, folder)
-    _say(f"{into} is ready:\n\n  cd {into}\n  memlane build {name}.c\n  pytest\n  python train.py")
+    created = new(name, directory)
+    _print(f"{created} is ready:\n\n  cd {created}\n  memlane build {name}.c\n  pytest\n  python train.py")
 
 
 def envs() -> None:
-    """List the native environments that come with memlane: what they take and give, the steps of an episode, and the
-    algorithms that have a preset for them, with the mean return at which a training with it is over."""
+    """List the native environments that come with memlane: spaces, episode length limit, settings, and the algorithms
+    that have a preset, each with the mean return at which training stops."""
     from rich.table import Table
 
-    from memlane.native import built_in, built_in_names
+    from memlane.native import built_in_names
+    from memlane.native.lowlevel import built_in
     from memlane.train.presets import PRESETS
 
     table = Table(box=None, pad_edge=False)
@@ -80,154 +94,161 @@ def envs() -> None:
         table.add_column(title, overflow="fold")
     for name in built_in_names():
         spec = built_in(name)
-        presets = [f"{algo} {found[name].target:g}" for algo, found in PRESETS.items() if name in found]
+        presets = [f"{algo} {by_env[name].target:g}" for algo, by_env in PRESETS.items() if name in by_env]
         table.add_row(
             name if spec.num_agents == 1 else f"{name} ({spec.num_agents} agents)",
-            _brief(spec.observation_space),
-            _brief(spec.action_space),
+            _format_space(spec.observation_space),
+            _format_space(spec.action_space),
             str(spec.max_episode_steps or "no limit"),
             ", ".join(presets) or "-",
-            ", ".join(f"{one.name}={one.value:g}" for one in spec.settings),
+            ", ".join(f"{setting.name}={setting.value:g}" for setting in spec.settings),
         )
     console = _console()
     if not console.is_terminal:
-        console.width = _WIDE  # one line for each: programs read it
+        console.width = _WIDE  # one line per environment, for programs that read the table
     console.print(table)
     others = ", ".join(name for name in PRESETS["appo"] if name not in built_in_names())
-    _say(f"\nGymnasium's with a preset: {others}. Any other id of Gymnasium can be trained on as well.")
+    _print(f"\nGymnasium environments with a preset: {others}. Any other Gymnasium environment can be trained on too.")
 
 
 def train(
     env: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")],
-    algo: Literal["appo", "sac", "dqn"] = "appo",
+    algo: Annotated[str, tyro.conf.arg(metavar="{appo,sac,dqn}")] = "appo",
     collectors: int = 1,
-    num_envs: int | None = None,
-    backend: Literal["native", "gymnasium", "mujoco"] | None = None,
+    num_envs: Annotated[int | None, _PRESET] = None,
+    backend: Annotated[
+        Literal["native", "gymnasium", "mujoco"] | None, _option("native where memlane has ENV, else gymnasium")
+    ] = None,
     seed: int = 0,
-    max_steps: int | None = None,
-    max_seconds: float | None = None,
-    target: float | None = None,
-    folder: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
+    max_steps: Annotated[int | None, _PRESET] = None,
+    max_seconds: Annotated[float | None, _option("no limit")] = None,
+    target: Annotated[float | None, _PRESET] = None,
+    run_dir: Annotated[Path | None, _option("runs/ENV-TIME", metavar="PATH")] = None,
     max_lag: int = 1,
-    deterministic: bool = False,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    deterministic: Annotated[bool, _FLAG] = False,
+    as_json: Annotated[bool, _JSON] = False,
     settings: _Settings = (),
 ) -> None:
-    """Train on an environment, watch it learn, and keep all of it in a folder. Ctrl-C saves and ends.
+    """Train a policy. Checkpoints, metrics and a report are written to a run directory. Ctrl-C saves and stops.
 
     Args:
-        env: An id of Gymnasium, a native environment (see `memlane envs`), or a library from `memlane build`.
-        algo: appo; sac for continuous actions and dqn for discrete ones learn from a replay.
-        collectors: How many processes collect.
-        num_envs: Environments of each collector; otherwise the preset's.
-        backend: What steps the environments; otherwise the fastest that has them.
-        seed: Of everything that is random.
-        max_steps: End after so many environment steps; otherwise the preset's.
-        max_seconds: End after so many seconds.
-        target: End at this mean return of 100 episodes; otherwise the preset's. inf: never.
-        folder: Of the run; otherwise runs/ENV-TIME.
-        max_lag: How many versions the policy may be ahead of the data; 0 is synchronous.
-        deterministic: The same seed gives the same numbers, at some cost in speed.
-        as_json: A line of JSON for every update, for programs.
-        settings: Of the algorithm, over the preset's: learning_rate=1e-3 network.hidden=(128,128)
+        env: Gymnasium environment id, native environment (see `memlane envs`), or library built by `memlane build`.
+        algo: appo (asynchronous PPO), sac (off-policy, continuous actions) or dqn (off-policy, discrete actions).
+        collectors: Number of collector processes.
+        num_envs: Environments per collector.
+        backend: Implementation of the environments.
+        seed: Random seed.
+        max_steps: Stop after this many environment steps.
+        max_seconds: Stop after this many seconds.
+        target: Stop when the mean return of the last 100 episodes reaches this value; inf: never.
+        run_dir: Directory of the run.
+        max_lag: Largest policy lag of a rollout when it is learned from, in policy versions; 0: synchronous.
+        deterministic: Make equal seeds give equal results, at some cost in speed.
+        as_json: Print a line of JSON for every update instead of the live display.
+        settings: Algorithm settings that override the preset: learning_rate=1e-3 network.hidden=(128,128)
     """
+    _check_algorithm(algo)
     _warm_up()
-    from memlane.train.options import settings_of
-    from memlane.train.trainer import Options
+    from memlane.train.options import Options, parse_settings
 
-    config = settings_of([one for some in settings for one in some], algo)
+    config = parse_settings([setting for group in settings for setting in group], algo)
     options = Options(
-        env, algo, collectors, num_envs, backend, seed, max_steps, max_seconds, target, folder, max_lag, deterministic,
+        env, algo, collectors, num_envs, backend, seed, max_steps, max_seconds, target, run_dir, max_lag, deterministic,
         config=config,
     )  # fmt: skip
     _train(options, resume=False, as_json=as_json)
 
 
 def resume(
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
-    max_steps: int | None = None,
-    max_seconds: float | None = None,
-    target: float | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+    run_dir: Annotated[Path, tyro.conf.Positional, _RUN_DIR],
+    max_steps: Annotated[int | None, _UNCHANGED] = None,
+    max_seconds: Annotated[float | None, _UNCHANGED] = None,
+    target: Annotated[float | None, _UNCHANGED] = None,
+    as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Go on with a training where its last checkpoint is.
+    """Resume a run from its last checkpoint.
 
     Args:
-        run: The folder of the run.
-        max_steps: End after so many environment steps, those before included; otherwise as it was told.
-        max_seconds: End after so many seconds from now; otherwise as it was told.
-        target: End at this mean return; otherwise as it was told. inf: never.
-        as_json: A line of JSON for every update, for programs.
+        run_dir: Directory of the run.
+        max_steps: Stop after this many environment steps, including those before the checkpoint.
+        max_seconds: Stop after this many seconds from now.
+        target: Stop when the mean return of the last 100 episodes reaches this value; inf: never.
+        as_json: Print a line of JSON for every update instead of the live display.
     """
     _warm_up()
-    from memlane.train.trainer import options_of
+    from memlane.train.options import load_options
 
-    told = options_of(run)
+    before = load_options(run_dir)
     options = replace(
-        told,
-        max_steps=told.max_steps if max_steps is None else max_steps,
-        max_seconds=told.max_seconds if max_seconds is None else max_seconds,
-        target=told.target if target is None else target,
+        before,
+        max_steps=before.max_steps if max_steps is None else max_steps,
+        max_seconds=before.max_seconds if max_seconds is None else max_seconds,
+        target=before.target if target is None else target,
     )
     _train(options, resume=True, as_json=as_json)
 
 
 def evaluate(
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    run_dir: Annotated[Path, tyro.conf.Positional, _RUN_DIR],
     episodes: int = 20,
-    render: Literal["gif"] | None = None,
+    render: Annotated[Literal["gif"] | None, _option("no rendering")] = None,
 ) -> None:
-    """Let the policy of a run do what it thinks best, and tell its returns.
+    """Evaluate a run's policy deterministically and print its returns.
 
     Args:
-        run: The folder of the run.
-        episodes: How many.
-        render: Write the first episode to evaluation.gif in that folder, and show it in the report.
+        run_dir: Directory of the run.
+        episodes: Number of episodes.
+        render: Write the first episode to evaluation.gif in the run directory and show it in the report.
     """
     _need_torch()
-    from memlane.train.trainer import OptionError, evaluate, options_of, policy_of
+    from memlane.train.options import OptionError, load_options
+    from memlane.train.trainer import evaluate, load_policy
 
     if episodes < 1:
         raise OptionError(f"episodes must be at least 1, found {episodes}")
-    options, policy = options_of(run), policy_of(run)
+    options, policy = load_options(run_dir), load_policy(run_dir)
     assert options.backend is not None
-    found = evaluate(policy, options.env, options.backend, episodes=episodes, settings=options.env_settings)
-    _say(
-        f"{options.env}: {_returns(found)}, from {found['min_return']:g} to {found['max_return']:g}; "
-        f"{found['mean_length']:g} steps each"
+    stats = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)
+    _print(
+        f"{options.env}: {_format_returns(stats)}, from {stats['min_return']:g} to {stats['max_return']:g}; "
+        f"mean episode length {stats['mean_length']:g}"
     )
     if render is not None:
-        from memlane.train.ui.gif import write_film
+        from memlane.train.ui.gif import write_gif
         from memlane.train.ui.report import write_report
 
-        film = write_film(policy, options, run / "evaluation.gif")
-        _say(f"{film} shows the first episode, and so does {write_report(run)}")
+        gif = write_gif(policy, options, run_dir / "evaluation.gif")
+        _print(f"{gif} shows the first episode; it is in {write_report(run_dir)} too")
 
 
 def doctor() -> int:
-    """Look whether this machine has what memlane needs, and say what to do where it has not. Ends with 1 if not."""
+    """Check that this machine meets memlane's requirements and print a fix for each problem. Exit code 1 if one is not
+    met."""
     from memlane.doctor import examine
 
-    found = examine()
-    console, width = _console(), max(len(one.what) for one in found)
+    findings = examine()
+    console, width = _console(), max(len(finding.subject) for finding in findings)
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-    for one in found:
-        console.print(f"{one.state:<4}", style=colours[one.state], end="  ", highlight=False)
-        _say(f"{one.what:<{width}}  {one.found}" + (f"\n{'':{width + 8}}{one.fix}" if one.fix else ""))
-    return int(any(one.state == "fail" for one in found))
+    for finding in findings:
+        console.print(f"{finding.state:<4}", style=colours[finding.state], end="  ", highlight=False)
+        _print(f"{finding.subject:<{width}}  {finding.found}")
+        if finding.fix:
+            _print(f"{'':{width + 8}}{finding.fix}")
+    return int(any(finding.state == "fail" for finding in findings))
 
 
 def clean() -> None:
-    """Remove the named shared memory of processes that are dead. Whoever still uses some of it keeps it."""
+    """Remove named shared memory that dead processes left behind. Live processes that have it mapped can go on using
+    it."""
     from memlane.core import reclaim
-    from memlane.core.memory import readable
+    from memlane.core.memory import format_bytes
     from memlane.core.names import directory
 
     removed = reclaim()
-    for one in removed:
-        _say(f"removed {one.path}, {readable(one.nbytes)}, of process {one.owner.pid}")
+    for leftover in removed:
+        _print(f"removed {leftover.path}, {format_bytes(leftover.nbytes)}, of process {leftover.owner.pid}")
     if not removed:
-        _say(f"nothing to remove: {directory()} has no segment of a dead process")
+        _print(f"nothing to remove: {directory()} has no segment of a dead process")
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -237,24 +258,75 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the command ends with: 0; 1 after an error that memlane tells of, or that `doctor` finds; 2 when it was
-    called wrongly; 130 after Ctrl-C, as shells have it."""
+    """Run the command and return its exit code: 0; 1 after a memlane error or a failed check of ``doctor``; 2 after a
+    usage error; 130 after Ctrl-C, as in shells."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        code = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="memlane", description=_DESCRIPTION, args=arguments, config=(tyro.conf.FlagCreatePairsOff,)
-        )
+        if not arguments:
+            _print_help()
+            return 2
+        _check_command(arguments[0])
+        code = _parse_and_call(arguments)
     except MemlaneError as error:
         _console(stderr=True).print("error:", style="bold red", end=" ", highlight=False)
-        _say(str(error), stderr=True)
-        return 1
+        _print(str(error), stderr=True)
+        return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
     return int(code or 0)
 
 
-_DESCRIPTION = "Reinforcement learning through shared memory: training, and environments in C."
+class UsageError(MemlaneError):
+    """The command line names something unknown."""
+
+
+class MissingPackage(MemlaneError, ImportError):
+    """A command needs a package that is not installed."""
+
+
+_DESCRIPTION = (
+    "Reinforcement learning through shared memory: train policies, and build environments in C. "
+    "`memlane --version` prints the version."
+)
 _WIDE = 1000
-"""Characters: more than any row has."""
+"""Console width in characters: more than any table row has."""
+
+
+def _parse_and_call(arguments: Sequence[str]) -> Any:
+    return tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="memlane",
+        description=_DESCRIPTION,
+        args=arguments,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+    )
+
+
+def _print_help() -> None:
+    with contextlib.suppress(SystemExit):
+        _parse_and_call(["--help"])
+
+
+def _check_command(name: str) -> None:
+    """The parser names no command near an unknown one."""
+    if not name.startswith("-") and name not in COMMANDS:
+        raise UsageError(
+            f"unknown command {name!r}{did_you_mean(name, COMMANDS)}\nCommands: {', '.join(COMMANDS)}. "
+            "`memlane --help` describes them."
+        )
+
+
+def _check_algorithm(name: str) -> None:
+    """Refuse an unknown algorithm before the fork server and torch are started for it."""
+    from memlane.train.algorithms import ALGORITHMS
+
+    if name not in ALGORITHMS:
+        from memlane.train.options import OptionError, check_algorithm
+
+        try:
+            check_algorithm(name)
+        except OptionError as error:
+            raise UsageError(str(error)) from None
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -263,58 +335,60 @@ def _console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr)
 
 
-def _say(text: str, *, stderr: bool = False) -> None:
-    """As it is: [brackets] and numbers in paths and compilers' messages mean nothing to rich, and lines stay whole."""
+def _print(text: str, *, stderr: bool = False) -> None:
+    """Print ``text`` unchanged: brackets and numbers in paths and compiler messages are no markup, and long lines are
+    not wrapped."""
     _console(stderr=stderr).print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
-    from memlane.train.trainer import settle, train
-    from memlane.train.ui.live_display import JsonLines, Told, display_for
+    from memlane.train.options import resolve_options
+    from memlane.train.trainer import train
+    from memlane.train.ui.live_display import JsonLines, RunSummary, make_display
 
-    options = settle(options)
+    options = resolve_options(options)
     assert options.max_steps is not None
     assert options.num_envs is not None
-    told = Told(
-        options.env, str(options.folder), options.max_steps, options.target, options.algo, options.collectors,
+    summary = RunSummary(
+        options.env, str(options.run_dir), options.max_steps, options.target, options.algo, options.collectors,
         options.num_envs, options.backend or "",
     )  # fmt: skip
-    display = display_for(told, as_json=as_json)
+    display = make_display(summary, as_json=as_json)
     display.start()
     try:
         result = train(options, on_update=display.update, resume=resume)
     finally:
         display.stop()
     if isinstance(display, JsonLines):
-        display.say("result", asdict(result))
+        display.write("result", asdict(result))
     else:
-        why = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
-        evaluated = f"\nevaluated: {_returns(result.evaluation)}" if result.evaluation else ""
-        where = shlex.quote(str(result.folder))
-        _say(
-            f"\n{why}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
-            f"  {where}/report.html\n"
-            f"  memlane eval {where} --render gif\n"
-            f"  memlane resume {where}"
+        reason = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
+        evaluated = f"\nevaluated: {_format_returns(result.evaluation)}" if result.evaluation else ""
+        run_dir = shlex.quote(str(result.run_dir))
+        _print(
+            f"\n{reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
+            f"  {run_dir}/report.html\n"
+            f"  memlane eval {run_dir} --render gif\n"
+            f"  memlane resume {run_dir}"
         )
     if result.reason == "Ctrl-C":
         raise KeyboardInterrupt
 
 
-def _returns(evaluation: dict[str, Any]) -> str:
-    mean, spread, many = (evaluation[name] for name in ("mean_return", "std_return", "episodes"))
-    return f"return {mean:.4g} ± {spread:.3g} over {many} episodes"
+def _format_returns(evaluation: dict[str, Any]) -> str:
+    mean, std, episodes = (evaluation[name] for name in ("mean_return", "std_return", "episodes"))
+    return f"return {mean:.4g} ± {std:.3g} over {episodes} episodes"
 
 
 def _warm_up() -> None:
     """Start the server that collectors are forked from. It imports torch while this process does the same, which saves
-    time where a second core is idle, and none where both are taken."""
+    time where a second core is idle, and none where both are busy."""
     _need_torch()
     from memlane.runner.process_collectors import start_fork_server
     from memlane.train.interrupts import uninterrupted
 
     start_fork_server()
-    with uninterrupted() as interrupted:  # in the middle of its own import, torch answers Ctrl-C with an abort
+    with uninterrupted() as interrupted:  # torch aborts on Ctrl-C during its import
         importlib.import_module("torch")
     if interrupted():
         raise KeyboardInterrupt
@@ -322,25 +396,17 @@ def _warm_up() -> None:
 
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackage("training needs torch: pip install 'memlane[torch]'")
+        raise MissingPackage('training needs torch: pip install "memlane[torch]"')
 
 
-class MissingPackage(MemlaneError, ImportError):
-    """A command needs a package that memlane does not."""
-
-
-def _brief(space: Space[Any]) -> str:
-    """In the words of Gymnasium, without the bounds of each number."""
+def _format_space(space: Space[Any]) -> str:
+    """Gymnasium's notation, without the bounds of single elements."""
     from gymnasium.spaces import Box, Dict
 
     if isinstance(space, Dict):
-        return ", ".join(f"{name}: {_brief(one)}" for name, one in space.spaces.items())
+        return ", ".join(f"{name}: {_format_space(subspace)}" for name, subspace in space.spaces.items())
     if not isinstance(space, Box):
         return str(space)
     low, high = space.low.min(), space.high.max()
     bounds = f" {low:g} to {high:g}" if (space.low == low).all() and (space.high == high).all() else ""
     return f"{space.dtype}{list(space.shape)}{bounds}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

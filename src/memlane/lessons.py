@@ -1,10 +1,10 @@
-"""Three lessons: small exercises in shared memory for reinforcement learning, written on the real core.
+"""Three exercises in shared memory for reinforcement learning, built on ``memlane.core``.
 
-1. ``shared_memory_rl_pipeline``: workers write steps into named shared memory, a learner finds it by name and reads.
-2. ``SharedCircularBuffer``: a replay buffer that several processes push into and sample from at once, without a lock.
-3. ``zero_copy_env_simulation``: why a zero-copy observation that was kept shows another number later.
+1. ``shared_memory_rl_pipeline``: workers write steps into named shared memory; a learner attaches by name and reads.
+2. ``SharedCircularBuffer``: a replay buffer that several processes push to and sample from at once, without a lock.
+3. ``zero_copy_env_simulation``: why a stored zero-copy observation changes when the environment steps.
 
-They return plain Python lists and numbers, so that they can be played with in any shell.
+They return plain Python lists and numbers, so that they are easy to try in a Python shell.
 
     >>> result = shared_memory_rl_pipeline(2, 3, [(0, [1, 2, 3], 0.5, False), (1, [3, 2, 1], 1.5, True)])
     >>> result["mean_obs"], result["mean_reward"], result["num_done"], result["active_mean_reward"]
@@ -38,6 +38,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memlane.core import SIGNAL, Peer, PeerDied, Rows, Segment, die_with, fresh_name
 from memlane.core.layout import FieldSpec
+from memlane.core.suggestions import did_you_mean
 
 # ------------------------------------------------------------------------------------------------ 1. the pipeline
 
@@ -47,11 +48,11 @@ Step = tuple[int, list[float], float, int]
 def shared_memory_rl_pipeline(
     num_envs: int, obs_dim: int, step_data: Sequence[Sequence[Any]], *, workers: int = 0
 ) -> dict[str, Any]:
-    """Write environment steps into three named blocks of shared memory, attach to them by name, and summarise.
+    """Write environment steps into three named blocks of shared memory, attach to them by name, and return statistics.
 
     ``step_data`` is a list of ``(env_id, obs, reward, done)``; a later entry of the same environment overwrites an
-    earlier one. With ``workers`` above 0 that many real processes do the writing, each for environments of its own.
-    The blocks are gone when this returns or raises, whatever happens.
+    earlier one. If ``workers`` is greater than 0, that many processes write, each for different environments. The
+    blocks are removed when this function returns or raises.
     """
     _at_least(1, num_envs=num_envs)
     _at_least(0, obs_dim=obs_dim, workers=workers)
@@ -86,7 +87,7 @@ def shared_memory_rl_pipeline(
 
 
 def _read_blocks(names: Sequence[str]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """What a separate process would do: attach by name, copy out, let go."""
+    """Attach by name, copy the data and close, as a separate process would."""
     copies = []
     for name in names:
         with Segment.attach(name, writeable=False) as segment:
@@ -104,7 +105,7 @@ def _write_steps(names: Sequence[str], steps: Sequence[Step]) -> None:
 
 
 def _write_from_workers(names: Sequence[str], steps: Sequence[Step], workers: int) -> None:
-    """Plain processes that know nothing but the names. All steps of an environment go to the same one, in order."""
+    """Write from separate processes that get only the names. All steps of an environment go to the same process."""
     command = [sys.executable, "-c", "from memlane.lessons import _worker_main; _worker_main()"]
     processes = []
     try:
@@ -113,16 +114,16 @@ def _write_from_workers(names: Sequence[str], steps: Sequence[Step], workers: in
             share = [step for step in steps if step[0] % workers == worker]
             task = json.dumps({"parent": Peer.current().word, "names": names, "steps": share})
             assert processes[-1].stdin is not None
-            with suppress(BrokenPipeError), processes[-1].stdin as pipe:  # one that died says why below
+            with suppress(BrokenPipeError), processes[-1].stdin as pipe:  # a worker that died is reported below
                 pipe.write(task)
         for worker, process in enumerate(processes):
             assert process.stderr is not None
-            said = process.stderr.read().strip()
+            output = process.stderr.read().strip()
             if process.wait() != 0:
-                raise PeerDied(f"worker {worker} (pid {process.pid}) exited with code {process.returncode}: {said}")
+                raise PeerDied(f"worker {worker} (pid {process.pid}) exited with code {process.returncode}: {output}")
     finally:
         for process in processes:
-            with process:  # closes its pipes and collects it
+            with process:  # closes its pipes and waits for it
                 process.kill()
 
 
@@ -141,7 +142,7 @@ def _checked_step(entry: Sequence[Any], position: int, num_envs: int, obs_dim: i
     try:
         env_id = operator.index(env_id)
     except TypeError:
-        raise ValueError(f"{where}: the env id must be a whole number, found {env_id!r}") from None
+        raise ValueError(f"{where}: the env id must be an integer, found {env_id!r}") from None
     if not 0 <= env_id < num_envs:
         raise IndexError(f"{where}: there is no env {env_id}; num_envs is {num_envs}, so ids are 0 to {num_envs - 1}")
     return (
@@ -157,30 +158,38 @@ def _checked_step(entry: Sequence[Any], position: int, num_envs: int, obs_dim: i
 _CELL_BITS = 24
 _CELL_MASK = (1 << _CELL_BITS) - 1
 _SPARE_CELLS = 64
-_CANDIDATES = 4096
+_MAX_CANDIDATES = 4096
 
 
 class SharedCircularBuffer:
-    """The last ``capacity`` transitions, in shared memory: pushed and sampled by any number of processes at once.
+    """The last ``capacity`` transitions, in shared memory. Any number of processes may push and sample at once.
 
-    Hand the object to another process (as a ``Process`` argument, or through a pipe) and use it there. No push and no
-    sample ever waits for another process, and a process that is killed in the middle of a push costs only that push.
+    Pass the object to another process (as a ``Process`` argument, or through a pipe) and use it there. Neither ``push``
+    nor ``sample`` waits for another process. A process that is killed during a push loses only that push.
 
-    How: a transition is written into a *cell* that nobody can see, and then published by one atomic change of one word.
+    A transition is written into a *cell* that is not part of the buffer yet, and then published by one atomic change of
+    one word.
 
-    - ``order[slot]`` says which cell is at which place of the circle, and which push put it there (its *ticket*,
-      counted from 1). Ticket t stands at slot (t - 1) % capacity.
-    - ``cells[cell]`` says whose the cell is: 0 nobody's; above 0 a process that writes into it (``Peer.word``); below 0
-      it was offered as ticket -value. A cell that was offered as a ticket that another cell got, or that has been
-      replaced since, is nobody's.
-    - ``head`` counts the pushes. It may lag one behind ``order``; whoever notices moves it on.
+    - ``order[slot]`` is the cell at a slot of the circle, and the number of the push that put it there (its *ticket*,
+      counted from 1). Ticket t is at slot (t - 1) % capacity.
+    - ``cells[cell]`` is the state of a cell: 0 if it is free; positive (a ``Peer.word``) while that process writes to
+      it; negative if it was offered as ticket -value. An offered cell is free again if another cell won the ticket, or
+      if it was published and has been replaced.
+    - ``head`` is the number of pushes. It may be one behind ``order``; any process that notices advances it.
 
-    There are more cells than places, so a writer always finds one. A reader notes the word, copies the cell, and looks
-    at the word again: a cell is written into only after its word has changed, so an unchanged word means a whole copy.
+    There are more cells than slots, so a writer always finds a free one. A reader loads the word, copies the cell, and
+    loads the word again: a cell is only written to after its word has changed, so if the word is the same, the copy is
+    not torn.
 
-    If a writer dies while it writes, its cell is taken back when somebody finds it dead; after the offer and before the
-    publication, or between publication and taking the replaced cell: the rule above makes those cells nobody's.
+    If a writer dies while it writes to a cell, the cell is free for the first process that finds the writer dead. If it
+    dies after the offer and before publication, or between publication and reuse of the replaced cell, the rule for
+    offered cells makes those cells free.
     """
+
+    capacity: int
+    """The largest number of transitions."""
+    state_dim: int
+    """The length of a state."""
 
     def __init__(self, capacity: int, state_dim: int) -> None:
         _at_least(1, capacity=capacity)
@@ -211,37 +220,37 @@ class SharedCircularBuffer:
         self._fields = {name: segment[name] for name in ("states", "actions", "rewards", "next_states", "dones")}
         self._rows = Rows(self._fields)
         self._candidates: list[int] = []
-        self.capacity: int = len(self._order)
-        self.state_dim: int = self._fields["states"].shape[1]
+        self.capacity = len(self._order)
+        self.state_dim = self._fields["states"].shape[1]
 
-    # --------------------------------------------------------------------------------------------------- writing
+    # ------------------------------------------------------------------------------------------------------ write
 
     def push(self, state: ArrayLike, action: int, reward: float, next_state: ArrayLike, done: bool) -> None:
-        """Store a transition; when the buffer is full, it takes the place of the oldest."""
-        width = (self.state_dim,)
+        """Store a transition. When the buffer is full, it replaces the oldest one."""
+        state_shape = (self.state_dim,)
         row = {
-            "states": _numbers(state, width, "state"),
-            "actions": _whole(action, "action"),
+            "states": _numbers(state, state_shape, "state"),
+            "actions": _integer(action, "action"),
             "rewards": _numbers(reward, (), "reward"),
-            "next_states": _numbers(next_state, width, "next_state"),
+            "next_states": _numbers(next_state, state_shape, "next_state"),
             "dones": _flags(done, (), "done"),
         }
         while not self._publish(row):
             pass
 
     def _publish(self, row: dict[str, Any]) -> bool:
-        """Write a cell and offer it until a ticket is won. False if the cell was taken from us: then begin again."""
+        """Write a cell and offer it until it wins a ticket. Return False if another process took the cell."""
         cell, state = self._claim()
         try:
             for name, value in row.items():
                 self._fields[name][cell] = value
-        except BaseException:  # Ctrl-C: nothing was offered yet, so the cell goes back
+        except BaseException:  # such as Ctrl-C: the cell was not offered yet, so it becomes free
             self._cells.compare_and_swap(cell, state, 0)
             raise
         while True:
             ticket, replaced = self._next_ticket()
             if not self._cells.compare_and_swap(cell, state, -ticket):
-                return False  # offered before, lost, and found by somebody who needed a cell
+                return False  # it lost an earlier ticket, and another process has taken it as a free cell
             state = -ticket
             slot = (ticket - 1) % self.capacity
             if self._order.compare_and_swap(slot, replaced, ticket << _CELL_BITS | cell):
@@ -251,51 +260,51 @@ class SharedCircularBuffer:
                 return True
 
     def _next_ticket(self) -> tuple[int, int]:
-        """The first ticket that nobody has, and the word that it would replace."""
+        """The next ticket, and the word of ``order`` that it would replace."""
         while True:
             pushed = self._head.value
             word = self._order.load(pushed % self.capacity)
             if word >> _CELL_BITS <= pushed:
                 return pushed + 1, word
-            self._head.compare_and_swap(pushed, pushed + 1)  # published, but its writer has not moved the head yet
+            self._head.compare_and_swap(pushed, pushed + 1)  # published, but its writer has not advanced head yet
 
     def _claim(self) -> tuple[int, int]:
-        """A cell that is nobody's, made ours, and what its word says now."""
+        """Take a free cell; return it and its new state."""
         me = Peer.current().word
         while True:
             while self._candidates:
                 cell = self._candidates.pop()
                 state = self._cells.load(cell)
-                if self._is_nobodys(cell, state) and self._cells.compare_and_swap(cell, state, me):
+                if self._is_free(cell, state) and self._cells.compare_and_swap(cell, state, me):
                     return cell, me
             self._candidates = self._find_candidates()
 
-    def _is_nobodys(self, cell: int, state: int) -> bool:
+    def _is_free(self, cell: int, state: int) -> bool:
         if state > 0:
             return not Peer.from_word(state).alive
         if state == 0:
             return True
         ticket = -state
         word = self._order.load((ticket - 1) % self.capacity)
-        # A smaller ticket at the place means that this one is still undecided: its writer may be about to publish.
+        # A smaller ticket at the slot means that this ticket is undecided: its writer may be about to publish.
         return word >> _CELL_BITS >= ticket and word != ticket << _CELL_BITS | cell
 
     def _find_candidates(self) -> list[int]:
-        """Cells that look like nobody's. A hint, made from a glance: ``_claim`` looks again at each."""
+        """Cells that were free at the time of a plain, not atomic copy. ``_claim`` checks each again."""
         state, order = self._segment["cells"].copy(), self._segment["order"].copy()
         ticket = np.maximum(-state, 1)
         word = order[(ticket - 1) % self.capacity]
         published = word == (ticket << _CELL_BITS | np.arange(len(state)))
-        found = np.flatnonzero((state == 0) | ((state < 0) & ~published))
-        if not len(found):  # all the others are being written: one of those writers may be dead
-            found = np.flatnonzero(state > 0)
-        # Start at different ends in different processes, so that two do not try the same cells one by one.
-        return np.roll(found, Peer.current().pid * 7919 % max(len(found), 1)).tolist()[:_CANDIDATES]
+        candidates = np.flatnonzero((state == 0) | ((state < 0) & ~published))
+        if not len(candidates):  # all other cells are being written: one of the writers may be dead
+            candidates = np.flatnonzero(state > 0)
+        # Processes start at different cells, so that two do not try the same cells in the same order.
+        return np.roll(candidates, Peer.current().pid * 7919 % max(len(candidates), 1)).tolist()[:_MAX_CANDIDATES]
 
-    # --------------------------------------------------------------------------------------------------- reading
+    # ------------------------------------------------------------------------------------------------------- read
 
     def sample(self, batch_size: int, seed: int | None = None) -> dict[str, list[Any]]:
-        """``batch_size`` transitions drawn with replacement. The same seed draws the same places."""
+        """``batch_size`` transitions, sampled uniformly with replacement. The same seed samples the same slots."""
         _at_least(0, batch_size=batch_size)
         size = len(self)
         if size == 0:
@@ -305,24 +314,24 @@ class SharedCircularBuffer:
         return {name: column.tolist() for name, column in batch.items()}
 
     def latest(self, n: int) -> dict[str, list[Any]]:
-        """The ``n`` transitions pushed last, oldest first; all there are if ``n`` exceeds that."""
+        """The ``n`` most recent transitions, oldest first; all of them if there are fewer."""
         _at_least(0, n=n)
-        have = np.empty(0, np.int64)
+        read = np.empty(0, np.int64)
         rows = {name: field[:0] for name, field in self._fields.items()}
         while True:
             last = self._pushed()
             wanted = np.arange(max(0, last - min(n, self.capacity)) + 1, last + 1)
-            missing = np.setdiff1d(wanted, have)
+            missing = np.setdiff1d(wanted, read)
             tickets, batch = self._read((missing - 1) % self.capacity)
-            have = np.append(have, tickets)
+            read = np.append(read, tickets)
             rows = {name: np.concatenate([rows[name], batch[name]]) for name in rows}
-            # Where others push meanwhile, an old one may be overwritten before it is read. Then the window moves on,
-            # and only what was pushed since is read: newer rows are the last to be overwritten, so this ends.
-            if np.isin(wanted, have).all():
+            # If others push meanwhile, an old transition may be overwritten before it is read. Then the window moves
+            # on, and only newer transitions are read. This ends, because the newest are overwritten last.
+            if np.isin(wanted, read).all():
                 break
-        sorter = np.argsort(have)
-        chosen = sorter[np.searchsorted(have, wanted, sorter=sorter)]
-        return {name: column[chosen].tolist() for name, column in rows.items()}
+        sorter = np.argsort(read)
+        selected = sorter[np.searchsorted(read, wanted, sorter=sorter)]
+        return {name: column[selected].tolist() for name, column in rows.items()}
 
     def __len__(self) -> int:
         return min(self._pushed(), self.capacity)
@@ -331,24 +340,25 @@ class SharedCircularBuffer:
         return self._next_ticket()[0] - 1
 
     def _read(self, slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-        """Copy whole rows from places of the circle; also says which ticket each place held."""
+        """Copy the rows at ``slots``, none of them torn. Return the ticket of each, and the rows."""
         words = np.empty(len(slots), np.int64)
         batch = {name: np.empty((len(slots), *field.shape[1:]), field.dtype) for name, field in self._fields.items()}
-        todo = np.arange(len(slots))
-        while len(todo):
-            seen = np.empty(len(todo), np.int64)
-            self._order.load_into(slots[todo], seen)
+        pending = np.arange(len(slots))
+        while len(pending):
+            seen = np.empty(len(pending), np.int64)
+            self._order.load_into(slots[pending], seen)
             rows = self._rows.gather(seen & _CELL_MASK)
             for name, column in rows.items():
-                batch[name][todo] = column
-            words[todo] = seen
-            todo = todo[self._order.changed(slots[todo], seen)]
+                batch[name][pending] = column
+            words[pending] = seen
+            pending = pending[self._order.changed(slots[pending], seen)]
         return words >> _CELL_BITS, batch
 
-    # ---------------------------------------------------------------------------------------------------- ending
+    # ------------------------------------------------------------------------------------------------------ close
 
     def close(self) -> None:
-        """Let the memory go; it is gone when the last process that has the buffer lets go. Again is harmless."""
+        """Close the buffer in this process. The memory is freed when the last process closes it. Calling it again has
+        no effect."""
         self._segment.close()
 
     def __enter__(self) -> SharedCircularBuffer:
@@ -373,12 +383,12 @@ def zero_copy_env_simulation(
     step_data: Iterable[Sequence[Any]],
     commands: Iterable[Sequence[str]],
 ) -> dict[str, Any]:
-    """Play a vectorised environment that steps in place, and someone who keeps views and copies of what it shows.
+    """Simulate a vector environment that writes every step into the same buffers, and code that keeps observations.
 
-    ``step_data`` is what the environment produces, one ``(obs, rewards, dones)`` for each ``("step",)``. Commands:
-    ``("step",)``, ``("store_view", name)``, ``("store_copy", name)``, ``("read", name)``, ``("read_buffer",)``,
-    ``("check_alias", name)`` and ``("auto_reset",)``, which zeroes observation and reward of the environments that are
-    done.
+    ``step_data`` has one ``(obs, rewards, dones)`` for each ``("step",)`` command. The commands are ``("step",)``,
+    ``("store_view", name)``, ``("store_copy", name)``, ``("read", name)``, ``("read_buffer",)``,
+    ``("check_alias", name)`` and ``("auto_reset",)``, which sets observation and reward of each environment that is
+    done to zero.
     """
     _at_least(1, num_envs=num_envs)
     _at_least(0, obs_dim=obs_dim)
@@ -390,7 +400,7 @@ def zero_copy_env_simulation(
     with Segment.create(layout) as segment:
         simulation = _Simulation(segment, step_data)
         for position, command in enumerate(commands):
-            simulation.play(command, f"commands[{position}]")
+            simulation.execute(command, f"commands[{position}]")
         return {
             "reads": simulation.reads,
             "alias_checks": simulation.alias_checks,
@@ -412,7 +422,7 @@ class _Simulation:
         self.alias_checks: list[bool] = []
         self.copies = self.views = 0
 
-    def play(self, command: Sequence[str], where: str) -> None:
+    def execute(self, command: Sequence[str], where: str) -> None:
         match tuple(command):
             case ("step",):
                 self.step(where)
@@ -443,12 +453,12 @@ class _Simulation:
         try:
             entry = next(self.step_data)
         except StopIteration:
-            raise IndexError(f"{where}: step_data has only {self.steps} steps, and all have been taken") from None
+            raise IndexError(f"{where}: step_data has only {self.steps} steps, and all were used") from None
         try:
             obs, rewards, dones = entry
         except (TypeError, ValueError):
             raise ValueError(f"{source} must be (obs, rewards, dones), found {entry!r}") from None
-        # Look at all three before any is written: a bad step changes nothing.
+        # All three are checked before any is written: an invalid step changes nothing.
         checked = (
             _numbers(obs, self.obs.shape, f"{source}: obs"),
             _numbers(rewards, self.rewards.shape, f"{source}: rewards"),
@@ -459,7 +469,8 @@ class _Simulation:
 
     def find(self, name: str, where: str) -> NDArray[Any]:
         if name not in self.stored:
-            raise KeyError(f"{where}: nothing was stored as {name!r}; stored are {list(self.stored)}")
+            hint = did_you_mean(str(name), self.stored)
+            raise KeyError(f"{where}: nothing was stored as {name!r}; the stored names are {list(self.stored)}{hint}")
         return self.stored[name]
 
     def reallocations(self) -> int:
@@ -469,10 +480,10 @@ class _Simulation:
 # --------------------------------------------------------------------------------------------------------- checks
 
 
-def _at_least(least: int, **given: int) -> None:
-    for name, value in given.items():
-        if not isinstance(value, int | np.integer) or value < least:
-            raise ValueError(f"{name} must be a whole number, {least} or more, found {value!r}")
+def _at_least(minimum: int, **arguments: int) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, int | np.integer) or value < minimum:
+            raise ValueError(f"{name} must be an integer of at least {minimum}, found {value!r}")
 
 
 def _numbers(value: ArrayLike, shape: tuple[int, ...], what: str) -> NDArray[np.float64]:
@@ -494,8 +505,8 @@ def _flags(value: ArrayLike, shape: tuple[int, ...], what: str) -> NDArray[np.bo
     return numbers.astype(bool)
 
 
-def _whole(value: int, what: str) -> np.int64:
+def _integer(value: int, what: str) -> np.int64:
     number = float(_numbers(value, (), what))
     if not number.is_integer() or not -(2**63) <= int(value) < 2**63:
-        raise ValueError(f"{what} must be a whole number of at most 64 bits, found {value!r}")
+        raise ValueError(f"{what} must be an integer of at most 64 bits, found {value!r}")
     return np.int64(int(value))

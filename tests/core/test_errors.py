@@ -1,4 +1,4 @@
-"""Errors: each is what Python programmers would catch, and each survives the way to another process."""
+"""Errors: each is also a built-in error, and each can be pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header: what the first page of a segment says, and that no number in it is believed."""
+"""Header: the content of the first page of a segment, and that every number in it is checked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlane.core import Layout, Life, Peer, Segment, SegmentError
+from memlane.core import Layout, Peer, Segment, SegmentError
 from memlane.core import header as header_module
-from memlane.core.header import CLOSED, DTYPE, LAYOUT_AT, MAGIC, PAGE, READY, VERSION, Header, mark_closed, pid_space
+from memlane.core.header import (
+    CLOSED,
+    DTYPE,
+    LAYOUT_OFFSET,
+    MAGIC,
+    PAGE,
+    READY,
+    VERSION,
+    Header,
+    mark_closed,
+    pid_namespace,
+)
+from memlane.core.lowlevel import PeerState
 from tests.support import strategies as strategies
 from tests.support.processes import FIELDS, dead_peer, write_segment
 
@@ -49,7 +61,7 @@ def test_the_table_in_the_text_is_the_dtype() -> None:
 
 def test_the_numbers_are_part_of_format_version_1(fd: int) -> None:
     header = Header.read(fd, "here")
-    page = os.pread(fd, LAYOUT_AT, 0)
+    page = os.pread(fd, LAYOUT_OFFSET, 0)
     numbers = [int.from_bytes(page[at : at + 8], "little") for at in range(16, 80, 8)]
     assert page[:16] == b"MEMLANE\0" + b"\1\0\0\0" + b"\1\0\0\0"
     assert numbers == [
@@ -59,10 +71,10 @@ def test_the_numbers_are_part_of_format_version_1(fd: int) -> None:
         len(LAYOUT.to_bytes()),
         os.getpid(),
         Peer.current().start,
-        pid_space(),
+        pid_namespace(),
         header.created_ns,
     ]
-    assert page[80:] == bytes(LAYOUT_AT - 80)
+    assert page[80:] == bytes(LAYOUT_OFFSET - 80)
 
 
 @settings(deadline=None, max_examples=50)
@@ -82,11 +94,11 @@ def test_what_is_written_is_what_is_read(layout: Layout) -> None:
 def test_the_fields_begin_on_the_page_behind_a_description_of_any_length(count: int) -> None:
     header = Header.new(Layout({f"field {i}": ("f4", 3) for i in range(count)}))
     assert header.header_bytes % PAGE == 0
-    assert 0 <= header.header_bytes - (LAYOUT_AT + len(header.layout.to_bytes())) < PAGE
+    assert 0 <= header.header_bytes - (LAYOUT_OFFSET + len(header.layout.to_bytes())) < PAGE
 
 
 def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page() -> None:
-    room = PAGE - LAYOUT_AT - len(Layout({"x": ("f4", 3)}).to_bytes()) + 1
+    room = PAGE - LAYOUT_OFFSET - len(Layout({"x": ("f4", 3)}).to_bytes()) + 1
     assert Header.new(Layout({"x" * room: ("f4", 3)})).header_bytes == PAGE
     assert Header.new(Layout({"x" * (room + 1): ("f4", 3)})).header_bytes == 2 * PAGE
 
@@ -104,7 +116,11 @@ def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page
         ("header_bytes", 0, ["inside a header", "a header of 0 bytes"]),
         ("header_bytes", 2 * PAGE, ["inside a header", f"a header of {2 * PAGE} bytes"]),
         ("header_bytes", 2**64 - 1, ["inside a header", f"a header of {2**64 - 1} bytes"]),
-        ("total_bytes", PAGE + LAYOUT.nbytes - 64, [f"{PAGE + LAYOUT.nbytes} in all", f"{PAGE + LAYOUT.nbytes - 64}"]),
+        (
+            "total_bytes",
+            PAGE + LAYOUT.nbytes - 64,
+            [f"{PAGE + LAYOUT.nbytes} in total", f"{PAGE + LAYOUT.nbytes - 64}"],
+        ),
         ("total_bytes", PAGE + LAYOUT.nbytes + 1, [f"{PAGE + LAYOUT.nbytes + 1} bytes", f"of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 2**64 - 1, [f"{2**64 - 1} bytes", f"a file of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 0, ["inside 0 bytes", f"a header of {PAGE} bytes"]),
@@ -128,31 +144,31 @@ def test_a_wrong_number_is_an_error_that_says_expected_and_found(
 
 
 def test_a_description_longer_than_any_layout_is_not_even_read(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header_module, "LONGEST_DESCRIPTION", 10)
+    monkeypatch.setattr(header_module, "MAX_DESCRIPTION_BYTES", 10)
     with pytest.raises(SegmentError, match=f"at most 10 bytes, found {len(LAYOUT.to_bytes())}"):
         Header.read(fd, "here")
 
 
 def test_another_layout_under_the_old_hash_is_an_error(fd: int) -> None:
     description = LAYOUT.to_bytes()
-    os.pwrite(fd, description.replace(b"<f4", b"<i4"), LAYOUT_AT)
+    os.pwrite(fd, description.replace(b"<f4", b"<i4"), LAYOUT_OFFSET)
     with pytest.raises(SegmentError, match="layout hash"):
         Header.read(fd, "here")
 
 
 def test_a_layout_that_needs_more_memory_than_the_file_has_is_an_error(fd: int) -> None:
     larger = Layout({**FIELDS, "count": ("int64", 9999)})
-    os.pwrite(fd, larger.to_bytes(), LAYOUT_AT)
+    os.pwrite(fd, larger.to_bytes(), LAYOUT_OFFSET)
     change(fd, "layout_bytes", len(larger.to_bytes()))
     change(fd, "layout_hash", larger.hash)
-    with pytest.raises(SegmentError, match=f"{PAGE + larger.nbytes} in all for its layout"):
+    with pytest.raises(SegmentError, match=f"{PAGE + larger.nbytes} in total for its layout"):
         Header.read(fd, "here")
 
 
 SIZES = sorted(
     {
         size + step
-        for size in (1, LAYOUT_AT, LAYOUT_AT + len(LAYOUT.to_bytes()), PAGE, PAGE + LAYOUT.nbytes)
+        for size in (1, LAYOUT_OFFSET, LAYOUT_OFFSET + len(LAYOUT.to_bytes()), PAGE, PAGE + LAYOUT.nbytes)
         for step in (-1, 0, 1)
         if size + step < PAGE + LAYOUT.nbytes
     }
@@ -174,7 +190,7 @@ def test_a_file_that_is_longer_than_its_segment_is_accepted(path: Path) -> None:
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pread", lambda *_: b"")
-    with pytest.raises(SegmentError, match="here was cut off: expected 128 bytes at 0, found 0"):
+    with pytest.raises(SegmentError, match="here is truncated: expected 128 bytes at 0, found 0"):
         Header.read(fd, "here")
 
 
@@ -185,13 +201,13 @@ def test_the_last_word_of_the_owner_can_be_read(fd: int) -> None:
 
 
 def test_the_owner_of_another_pid_namespace_is_neither_alive_nor_dead() -> None:
-    header = Header(LAYOUT, dead_peer(), pid_space() + 1, 0)
-    assert header.owner_life() is None
+    header = Header(LAYOUT, dead_peer(), pid_namespace() + 1, 0)
+    assert header.owner_state() is None
 
 
 def test_the_owner_of_this_pid_namespace_is_judged() -> None:
-    assert Header(LAYOUT, Peer.current(), pid_space(), 0).owner_life() is Life.ALIVE
-    assert Header(LAYOUT, dead_peer(), pid_space(), 0).owner_life() is Life.DEAD
+    assert Header(LAYOUT, Peer.current(), pid_namespace(), 0).owner_state() is PeerState.ALIVE
+    assert Header(LAYOUT, dead_peer(), pid_namespace(), 0).owner_state() is PeerState.DEAD
 
 
 WORDS = st.sampled_from([0, 1, 127, 128, 4095, 4096, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 64, 2**64 - 1])
@@ -213,20 +229,20 @@ def test_a_header_with_changed_bytes_is_the_same_layout_or_a_segment_error(data:
                 value = data.draw(WORDS) % 2 ** (8 * dtype.itemsize)
                 page[offset : offset + dtype.itemsize] = value.to_bytes(dtype.itemsize, "little")
             else:
-                at = data.draw(st.integers(0, LAYOUT_AT + len(LAYOUT.to_bytes()) - 1))
+                at = data.draw(st.integers(0, LAYOUT_OFFSET + len(LAYOUT.to_bytes()) - 1))
                 page[at] = data.draw(st.integers(0, 255))
         os.pwrite(fd, page, 0)
-        with suppress(SegmentError), Segment._adopt(os.dup(fd), "file", Path("fuzzed"), writeable=True) as segment:
+        with suppress(SegmentError), Segment._from_fd(os.dup(fd), "file", Path("fuzzed"), writeable=True) as segment:
             assert segment.layout == LAYOUT
             assert sum(view.nbytes for view in segment.views().values()) == sum(field.nbytes for field in LAYOUT)
-            assert isinstance(segment.owner.life, Life)
+            assert isinstance(segment.owner.state, PeerState)
             assert segment.owner.fileno() >= 0
     finally:
         os.close(fd)
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.binary(min_size=LAYOUT_AT, max_size=3 * LAYOUT_AT))
+@given(st.binary(min_size=LAYOUT_OFFSET, max_size=3 * LAYOUT_OFFSET))
 def test_a_file_of_random_bytes_behind_the_magic_is_a_segment_error(noise: bytes) -> None:
     fd = os.memfd_create("noise")
     try:

@@ -25,7 +25,8 @@ import numpy as np
 import pytest
 
 from memlane import _native
-from memlane.core import Life, PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core import PeerDied, Segment, SegmentMissing, reclaim
+from memlane.core.lowlevel import PeerState
 from tests.support import core_lives as lives
 from tests.support.core_lives import END, PAYLOAD, checksum
 from tests.support.kills import PATIENCE, VICTIM, Kills, Process, Template, accounted, scales
@@ -228,7 +229,7 @@ def test_a_process_killed_while_it_closes_takes_nothing_from_those_attached(kill
         kills.expect_no_names()
         for value, segment in attached.items():
             assert (segment["x"] == value).all()
-            assert segment.owner.life is not Life.ALIVE
+            assert segment.owner.state is not PeerState.ALIVE
         del attached, segment  # the last holders: the memory is freed
         kills.check_memory()
         kills.confirm(victim)

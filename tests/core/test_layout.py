@@ -1,4 +1,4 @@
-"""Layout: where fields go, how a description travels, and which descriptions are refused."""
+"""Layout: the offsets of fields, the description that other processes read, and what is refused."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ def test_a_difference_names_the_field_the_expectation_and_the_finding() -> None:
 
 
 def test_asking_for_an_unknown_field_lists_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"no field 'rewards'; the fields are \['obs', 'reward'\]"):
+    known = r"the fields are \['obs', 'reward'\]; did you mean 'reward'\?"
+    with pytest.raises(KeyError, match=f"no field 'rewards'; {known}"):
         Layout({"obs": ("f4", 1), "reward": ("f4", 1)})["rewards"]
 
 
@@ -178,18 +179,18 @@ BACKWARDS = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [
         (("S0", 3), ["'bad'", "'S0'", "length"]),
         (("U", 3), ["'bad'", "'U'", "length"]),
         ((str, 3), ["'bad'", "length"]),
-        (([], 3), ["'bad'", "no size"]),
-        (("float33", 3), ["'bad'", "float33", "not a dtype"]),
+        (([], 3), ["'bad'", "without a size"]),
+        (("float33", 3), ["'bad'", "float33", "not a dtype", "did you mean 'float32'?"]),
         ((7, 3), ["'bad'", "7", "not a dtype"]),
-        ((OVERLAPPING, 3), ["'bad'", "another process could not recognise"]),
-        ((BACKWARDS, 3), ["'bad'", "another process could not recognise"]),
+        ((OVERLAPPING, 3), ["'bad'", "another process cannot reconstruct"]),
+        ((BACKWARDS, 3), ["'bad'", "another process cannot reconstruct"]),
         (("f4", -1), ["'bad'", "[-1]", "negative"]),
         (("f4", (2, -3)), ["'bad'", "[2, -3]", "negative"]),
-        (("f4", 2.0), ["'bad'", "2.0", "whole numbers"]),
-        (("f4", (2, 3.5)), ["'bad'", "(2, 3.5)", "whole numbers"]),
-        (("f4", "12"), ["'bad'", "'12'", "whole numbers"]),
-        (("f4", None), ["'bad'", "None", "whole numbers"]),
-        (("f4", float("nan")), ["'bad'", "nan", "whole numbers"]),
+        (("f4", 2.0), ["'bad'", "2.0", "integers"]),
+        (("f4", (2, 3.5)), ["'bad'", "(2, 3.5)", "integers"]),
+        (("f4", "12"), ["'bad'", "'12'", "integers"]),
+        (("f4", None), ["'bad'", "None", "integers"]),
+        (("f4", float("nan")), ["'bad'", "nan", "integers"]),
         (("f4", (1,) * 33), ["'bad'", "33 dimensions"]),
         ((np.dtype(("f4", (1,) * 20)), (1,) * 20), ["'bad'", "40 dimensions"]),
         (("f8", 2**60), ["'bad'", str(2**63), str(2**63 - 1)]),
@@ -221,7 +222,7 @@ def test_variable_length_strings_are_refused() -> None:
 
 def test_a_dtype_that_an_extension_registered_is_refused() -> None:
     rational = pytest.importorskip("numpy._core._rational_tests", reason="numpy without its test dtypes").rational
-    with pytest.raises(LayoutError, match="'bad' has dtype rational, which another process could not recognise"):
+    with pytest.raises(LayoutError, match="'bad' has dtype rational, which another process cannot reconstruct"):
         Layout({"bad": (rational, 1)})
 
 
@@ -237,13 +238,13 @@ def test_fields_that_are_no_dict_are_refused() -> None:
 
 
 def test_fields_that_fit_one_by_one_but_not_together_are_refused() -> None:
-    with pytest.raises(LayoutError, match="after field 'b'"):
+    with pytest.raises(LayoutError, match="field 'b' ends at byte"):
         Layout({"a": ("u1", 2**62), "b": ("u1", 2**62)})
 
 
 def test_a_description_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_module, "LONGEST_DESCRIPTION", 100)
-    with pytest.raises(LayoutError, match=r"9 fields take .* bytes to describe; 100 are possible"):
+    monkeypatch.setattr(layout_module, "MAX_DESCRIPTION_BYTES", 100)
+    with pytest.raises(LayoutError, match=r"the description of 9 fields has .* bytes, at most 100 are possible"):
         Layout({f"field {i}": ("f4", 1) for i in range(9)})
 
 
@@ -259,7 +260,7 @@ def test_a_description_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPat
         (b'[["x","<f4"]]', ["field 0", "['x', '<f4']"]),
         (b'[["x","<f4",3]]', ["field 0", "['x', '<f4', 3]"]),
         (b'[[1,"<f4",[3]]]', ["field 0"]),
-        (b'[["x","<f4",[3]],["x","<f4",[3]]]', ["field 1", "new name"]),
+        (b'[["x","<f4",[3]],["x","<f4",[3]]]', ["field 1", "unique name"]),
         (b'[["","<f4",[3]]]', ["non-empty"]),
         (b'[["x","|O",[3]]]', ["'x'", "pointers"]),
         (b'[["x","no dtype",[3]]]', ["'x'", "numpy"]),

@@ -1,4 +1,4 @@
-"""Liveness: the dead are told from the living, and take along whoever asked for it."""
+"""Liveness: dead processes are detected, described, and end the processes that are tied to them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlane.core import Life, Peer, PeerDied, Roster, Segment, SegmentError, die_with
+from memlane.core import Peer, PeerDied, Segment, SegmentError, die_with
 from memlane.core.children import signal_name
+from memlane.core.lowlevel import PeerState, Roster
 from tests.support.processes import (
     FIELDS,
     METHODS,
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarn
 
 @pytest.fixture
 def victim() -> Iterator[Peer]:
-    """A child that sleeps until somebody kills it."""
+    """A child that sleeps until it is killed."""
     with child(sleep_forever) as process:
         peer = Peer.of(process.pid or 0, "victim")
         yield peer
@@ -47,11 +48,11 @@ def victim() -> Iterator[Peer]:
 
 
 def test_this_process_is_alive() -> None:
-    assert Peer.current().life is Life.ALIVE
+    assert Peer.current().state is PeerState.ALIVE
 
 
 def test_a_sleeping_child_is_alive(victim: Peer) -> None:
-    assert (victim.life, victim.alive) == (Life.ALIVE, True)
+    assert (victim.state, victim.alive) == (PeerState.ALIVE, True)
 
 
 def test_a_stopped_child_is_alive(victim: Peer) -> None:
@@ -60,21 +61,21 @@ def test_a_stopped_child_is_alive(victim: Peer) -> None:
     assert not victim.wait(0.05)
 
 
-def test_a_killed_child_that_nobody_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
+def test_a_killed_child_that_was_not_collected_is_a_zombie_and_not_alive(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
-    assert wait_for(lambda: victim.life is Life.ZOMBIE)
+    assert wait_for(lambda: victim.state is PeerState.ZOMBIE)
     assert not victim.alive
     os.kill(victim.pid, 0)  # what others use as a test of life finds nothing wrong
 
 
 def test_a_child_that_was_collected_is_dead() -> None:
-    assert dead_peer().life is Life.DEAD
+    assert dead_peer().state is PeerState.DEAD
 
 
 def test_a_pid_with_another_start_time_is_recycled() -> None:
     me = Peer.current()
     other = Peer(me.pid, me.start - 1)
-    assert (other.life, other.alive) == (Life.RECYCLED, False)
+    assert (other.state, other.alive) == (PeerState.RECYCLED, False)
 
 
 def test_a_process_with_an_odd_name_is_read_right() -> None:
@@ -86,7 +87,7 @@ def test_a_process_with_an_odd_name_is_read_right() -> None:
         peer = Peer.of(process.pid)
         try:
             assert Path(f"/proc/{process.pid}/comm").read_text() == ") Z 1 (x\n"
-            assert (peer.life, peer.start) == (Life.ALIVE, Peer.of(process.pid).start)
+            assert (peer.state, peer.start) == (PeerState.ALIVE, Peer.of(process.pid).start)
             assert peer.start >= Peer.current().start
         finally:
             process.kill()
@@ -101,7 +102,7 @@ def test_there_is_no_peer_without_a_process() -> None:
 @pytest.mark.parametrize("pid", [0, -1, 2**22, 2**40, 2**64])
 def test_a_number_that_no_process_can_have_is_dead_in_every_way(pid: int) -> None:
     peer = Peer(pid, 1)
-    assert peer.life is Life.DEAD
+    assert peer.state is PeerState.DEAD
     assert peer.wait(0)
 
 
@@ -208,37 +209,39 @@ def exit_with(code: int) -> None:
         (signal.SIGSEGV, "SIGSEGV (an invalid memory access, most likely in native code)"),
     ],
 )
-def test_the_obituary_of_a_child_names_the_signal_and_its_likely_reason(number: signal.Signals, words: str) -> None:
+def test_the_death_of_a_child_is_described_by_the_signal_and_its_likely_reason(
+    number: signal.Signals, words: str
+) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         victim = Peer.of(process.pid, "victim")
         process.send_signal(number)
         victim.wait(PATIENCE)
-        assert victim.obituary() == f"victim (pid {victim.pid}) was killed by {words}"
+        assert victim.describe_death() == f"victim (pid {victim.pid}) was killed by {words}"
 
 
-def test_the_obituary_of_a_child_that_exited_has_its_code() -> None:
+def test_the_exit_of_a_child_is_described_by_its_code() -> None:
     process = mp.get_context("fork").Process(target=exit_with, args=(3,))
     process.start()
     peer = Peer.of(process.pid or 0, "worker 3")
     peer.wait(PATIENCE)
-    assert peer.obituary() == f"worker 3 (pid {process.pid}) exited with code 3"
+    assert peer.describe_death() == f"worker 3 (pid {process.pid}) exited with code 3"
     process.join()
 
 
-def test_an_obituary_leaves_the_exit_status_to_whoever_collects_it(victim: Peer) -> None:
+def test_describing_a_death_leaves_the_exit_status_to_be_collected(victim: Peer) -> None:
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait(PATIENCE)
-    victim.obituary()
+    victim.describe_death()
     assert os.waitid(os.P_PID, victim.pid, os.WEXITED | os.WNOWAIT).si_status == signal.SIGKILL  # type: ignore[union-attr]
 
 
-def test_the_obituary_of_a_stranger_says_that_it_died() -> None:
+def test_the_death_of_a_process_that_is_no_child_is_described_without_a_cause() -> None:
     peer = dead_peer("stranger")
-    assert peer.obituary() == f"stranger (pid {peer.pid}) died"
+    assert peer.describe_death() == f"stranger (pid {peer.pid}) died"
 
 
-def test_there_is_no_obituary_for_the_living() -> None:
-    assert Peer.current("me").obituary() == f"me (pid {os.getpid()}) is alive"
+def test_a_process_that_lives_is_described_as_alive() -> None:
+    assert Peer.current("me").describe_death() == f"me (pid {os.getpid()}) is alive"
 
 
 def test_a_signal_without_a_name_has_its_number() -> None:
@@ -326,13 +329,13 @@ def board() -> Iterator[Segment]:
         yield segment
 
 
-def test_whoever_joins_is_listed_at_its_place(board: Segment) -> None:
+def test_a_process_that_joins_is_listed_at_its_entry(board: Segment) -> None:
     roster = Roster(board.words("places"))
     place = roster.join()
     assert roster.peers() == {place: Peer.current()}
 
 
-def test_whoever_leaves_is_not_listed(board: Segment) -> None:
+def test_a_process_that_leaves_is_not_listed(board: Segment) -> None:
     roster = Roster(board.words("places"))
     roster.leave(roster.join())
     assert roster.peers() == {}
@@ -347,13 +350,13 @@ def test_leaving_again_is_harmless_to_a_successor(board: Segment, victim: Peer) 
     assert roster.peers() == {place: victim}
 
 
-def test_the_dead_stay_listed_so_that_somebody_notices(board: Segment) -> None:
+def test_a_dead_process_stays_listed_so_that_others_notice(board: Segment) -> None:
     roster = Roster(board.words("places"))
     dead = dead_peer()
     assert roster.peers() == {} != {roster.join(dead): dead} == roster.peers()
 
 
-def test_the_place_of_the_dead_is_free_for_the_next(board: Segment) -> None:
+def test_the_entry_of_a_dead_process_is_free_for_the_next(board: Segment) -> None:
     roster = Roster(board.words("places"))
     assert roster.join(dead_peer()) == roster.join() == 0
     assert roster.peers() == {0: Peer.current()}
@@ -363,14 +366,16 @@ def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: 
     roster = Roster(board.words("places"))
     for _ in range(6):
         roster.join()
-    with pytest.raises(SegmentError, match=r"all 6 places of words 'places' of anonymous segment are taken by living"):
+    with pytest.raises(
+        SegmentError, match=r"all 6 entries of words 'places' of anonymous segment belong to running processes"
+    ):
         roster.join()
 
 
-def test_a_place_has_a_name_that_errors_can_use(board: Segment) -> None:
+def test_an_entry_has_a_name_that_errors_can_use(board: Segment) -> None:
     roster = Roster(board.words("places"))
     roster.join()
-    assert roster.peers()[0].name == "words 'places' of anonymous segment, place 0"
+    assert roster.peers()[0].name == "words 'places' of anonymous segment, entry 0"
 
 
 def join_and_stay(board: Segment) -> None:
@@ -382,7 +387,7 @@ def join_and_stay(board: Segment) -> None:
 
 
 @pytest.mark.parametrize("corpses", [0, 6], ids=["empty", "full of the dead"])
-def test_of_many_that_join_at_once_each_gets_a_place_of_its_own(board: Segment, corpses: int) -> None:
+def test_of_many_that_join_at_once_each_gets_its_own_entry(board: Segment, corpses: int) -> None:
     board["places"][:corpses] = dead_peer().word
     processes = [mp.get_context("fork").Process(target=join_and_stay, args=(board,)) for _ in range(6)]
     for process in processes:

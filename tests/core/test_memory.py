@@ -1,4 +1,4 @@
-"""Memory: room is looked for before anything is taken, and the error has the numbers."""
+"""Memory: free memory is checked before anything is allocated, and the error has the numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from memlane.core import BudgetError, Segment
-from memlane.core.memory import Room, directory_room, group_room, machine_room, readable, require
+from memlane.core.memory import FreeMemory, cgroup_memory, directory_space, format_bytes, machine_memory, require
 from tests.support.processes import FIELDS
 
 Run = Callable[[str], str]
@@ -85,7 +85,7 @@ def test_room_that_is_taken_between_the_look_and_the_reservation_is_an_error_tha
     in_tiny_shm: Run,
 ) -> None:
     code = f"""
-        memory.require = lambda *_: None  # the look found room; somebody else took it since
+        memory.require = lambda *_: None  # the check found enough; another process has taken it since
         print(refused({LARGE}, name='x'))
         print(os.listdir(folder), os.statvfs(folder).f_bfree * 4096)
     """
@@ -138,33 +138,38 @@ def test_a_budget_error_is_a_memory_error() -> None:
 
 
 def test_the_tightest_limit_decides_and_is_named() -> None:
-    rooms = [Room(1000, "the machine"), None, Room(10, "the control group"), Room(100, "the file system")]
+    rooms = [
+        FreeMemory(1000, "the machine"),
+        None,
+        FreeMemory(10, "the control group"),
+        FreeMemory(100, "the file system"),
+    ]
     with pytest.raises(BudgetError, match=r"the ring needs 11 bytes .*, but the control group has only 10 .* free"):
         require(11, "the ring", rooms)
 
 
 def test_exactly_what_is_free_can_be_had() -> None:
-    require(10, "the ring", [Room(10, "the machine")])
+    require(10, "the ring", [FreeMemory(10, "the machine")])
 
 
 def test_the_machine_has_what_the_kernel_calls_available(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:    5 kB\n")
-    assert machine_room(tmp_path).free == 5 * 1024
+    assert machine_memory(tmp_path).free == 5 * 1024
 
 
 def test_this_machine_has_some_room() -> None:
-    assert machine_room().free > 0
+    assert machine_memory().free > 0
 
 
 def test_a_kernel_that_does_not_say_what_is_available_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\n")
     with pytest.raises(BudgetError, match="no line MemAvailable"):
-        machine_room(tmp_path)
+        machine_memory(tmp_path)
 
 
 def test_a_directory_has_what_its_file_system_gives_to_this_user(tmp_path: Path) -> None:
     system = os.statvfs(tmp_path)
-    assert directory_room(tmp_path).free == pytest.approx(system.f_bavail * system.f_frsize, rel=0.1)
+    assert directory_space(tmp_path).free == pytest.approx(system.f_bavail * system.f_frsize, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +177,7 @@ def test_a_directory_has_what_its_file_system_gives_to_this_user(tmp_path: Path)
     [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (3 * 2**29, "1.5 GiB"), (2**80, "1073741824.0 PiB")],
 )
 def test_sizes_are_readable(nbytes: int, text: str) -> None:
-    assert readable(nbytes) == text
+    assert format_bytes(nbytes) == text
 
 
 # ------------------------------------------------------------------------------------------------------- control groups
@@ -201,7 +206,7 @@ class Groups:
         (folder / "memory.stat").write_text(statistics)
 
     def room(self) -> int | None:
-        found = group_room(self.proc, self.root)
+        found = cgroup_memory(self.proc, self.root)
         return found.free if found else None
 
 
@@ -250,7 +255,7 @@ def test_a_group_above_its_limit_has_no_room_rather_than_less_than_none(tmp_path
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert group_room(tmp_path, tmp_path) is None
+    assert cgroup_memory(tmp_path, tmp_path) is None
 
 
 def test_a_path_that_leads_out_of_the_tree_ends(tmp_path: Path) -> None:
@@ -260,7 +265,7 @@ def test_a_path_that_leads_out_of_the_tree_ends(tmp_path: Path) -> None:
 def test_the_limit_of_a_group_is_named(tmp_path: Path) -> None:
     groups = Groups(tmp_path, "0::/job")
     groups.v2("job", 1000, 700)
-    found = group_room(groups.proc, groups.root)
+    found = cgroup_memory(groups.proc, groups.root)
     assert found is not None
     assert found.limit == f"the control group {groups.root}/job"
 
@@ -270,8 +275,8 @@ def test_an_anonymous_segment_that_its_control_group_cannot_hold_is_refused(
 ) -> None:
     groups = Groups(tmp_path, "0::/job")
     groups.v2("job", 10_000, 5_000)
-    room = group_room(groups.proc, groups.root)
-    monkeypatch.setattr("memlane.core.memory.group_room", lambda: room)
+    room = cgroup_memory(groups.proc, groups.root)
+    monkeypatch.setattr("memlane.core.memory.cgroup_memory", lambda: room)
     with pytest.raises(BudgetError, match=f"the control group {groups.root}/job has only 5000"):
         Segment.create({"x": ("u1", 2000)})
     with Segment.create({"x": ("u1", 800)}) as segment:
@@ -280,4 +285,4 @@ def test_an_anonymous_segment_that_its_control_group_cannot_hold_is_refused(
 
 def test_this_process_can_make_a_small_segment() -> None:
     with Segment.create(FIELDS) as segment:
-        assert segment.nbytes < (group_room() or machine_room()).free
+        assert segment.nbytes < (cgroup_memory() or machine_memory()).free

@@ -1,4 +1,4 @@
-"""Names: who may have one, and that the names of the dead go away while those of the living stay."""
+"""Names: which are valid, and that segments of dead owners are removed while those of running ones stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from memlane.core import (
-    Life,
     Peer,
     Segment,
     SegmentError,
@@ -27,7 +26,8 @@ from memlane.core import (
     names,
     reclaim,
 )
-from memlane.core.header import Header, pid_space
+from memlane.core.header import Header, pid_namespace
+from memlane.core.lowlevel import PeerState
 from tests.support.processes import (
     FIELDS,
     PATIENCE,
@@ -95,7 +95,7 @@ def test_a_name_of_a_living_owner_is_taken_and_the_error_says_by_whom() -> None:
     with (
         Segment.create(FIELDS, name="mine"),
         pytest.raises(
-            SegmentExists, match=f"memlane-mine exists already and belongs to pid {os.getpid()}, which is alive"
+            SegmentExists, match=f"memlane-mine already exists and belongs to pid {os.getpid()}, which is alive"
         ),
     ):
         Segment.create(FIELDS, name="mine")
@@ -111,9 +111,9 @@ def test_a_refused_name_leaves_the_living_segment_as_it_was(shm_dir: Path) -> No
         assert files(shm_dir) == ["memlane-mine"]
 
 
-def test_a_name_of_another_pid_namespace_is_taken_and_nobody_calls_its_owner_dead(shm_dir: Path) -> None:
-    path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_space() + 1)
-    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ elsewhere"):
+def test_a_name_of_another_pid_namespace_is_taken_and_its_owner_does_not_count_as_dead(shm_dir: Path) -> None:
+    path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
+    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ of another pid namespace"):
         Segment.create(FIELDS, name="theirs")
     assert path.exists()
 
@@ -173,7 +173,7 @@ def test_the_first_segment_of_a_fresh_process_removes_the_segment_of_a_killed_ow
 
 
 @pytest.mark.usefixtures("shm_dir")
-def test_whoever_maps_a_reclaimed_segment_keeps_its_memory() -> None:
+def test_a_process_that_maps_a_reclaimed_segment_keeps_its_memory() -> None:
     leave_behind("corpse")
     with Segment.attach("corpse") as segment:
         reclaim()
@@ -187,7 +187,7 @@ def test_a_zombie_counts_as_dead() -> None:
         receive(answers)
         os.kill(process.pid or 0, signal.SIGKILL)
         owner = Peer.of(process.pid or 0)
-        assert wait_for(lambda: owner.life is Life.ZOMBIE)
+        assert wait_for(lambda: owner.state is PeerState.ZOMBIE)
         assert [leftover.owner for leftover in reclaim()] == [owner]
 
 
@@ -204,7 +204,7 @@ def test_an_owner_with_the_right_start_time_is_alive(shm_dir: Path) -> None:
 
 
 def test_an_owner_in_another_pid_namespace_is_never_judged(shm_dir: Path) -> None:
-    write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_space() + 1)
+    write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
     assert list(leftovers()) == []
     assert reclaim() == []
     assert files(shm_dir) == ["memlane-theirs"]
@@ -318,7 +318,7 @@ def test_reclaim_looks_into_the_directory_that_it_is_given(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("shm_dir")
 def test_a_reclaimer_that_comes_late_spares_the_name_of_the_living() -> None:
-    """It saw the dead segment; since then somebody else has removed that one and taken the name."""
+    """It saw the dead segment; since then another process has removed it and taken the name."""
     leave_behind("contested")
     (seen,) = leftovers()
     with Segment.create(FIELDS, name="contested") as segment:
@@ -368,20 +368,20 @@ def locked(shm_dir: Path) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("locked")
-def test_a_reclaimer_that_was_stopped_keeps_nobody_from_reclaiming_the_rest(shm_dir: Path) -> None:
+def test_a_reclaimer_that_was_stopped_does_not_keep_others_from_reclaiming_the_rest(shm_dir: Path) -> None:
     write_segment(shm_dir / "memlane-other", dead_peer())
     assert [leftover.path.name for leftover in reclaim()] == ["memlane-other"]
 
 
 @pytest.mark.usefixtures("locked")
-def test_a_reclaimer_that_was_stopped_keeps_nobody_from_other_names(shm_dir: Path) -> None:
+def test_a_reclaimer_that_was_stopped_does_not_keep_others_from_other_names(shm_dir: Path) -> None:
     with Segment.create(FIELDS, name="mine"):
         assert files(shm_dir) == ["memlane-contested", "memlane-mine"]
 
 
 @pytest.mark.usefixtures("locked")
 def test_the_name_that_a_stopped_process_is_about_to_free_is_taken() -> None:
-    with pytest.raises(SegmentExists, match=r"memlane-contested exists already and belongs to pid \d+, which is dead"):
+    with pytest.raises(SegmentExists, match=r"memlane-contested already exists and belongs to pid \d+, which is dead"):
         Segment.create(FIELDS, name="contested")
 
 
@@ -512,7 +512,7 @@ def test_a_segment_is_hidden_until_it_is_whole(shm_dir: Path, monkeypatch: pytes
     monkeypatch.setattr(Header, "write", look_and_write)
     with Segment.create(FIELDS, name="plain"):
         ((hidden,),) = seen
-        assert hidden.startswith(".memlane-unborn-")
+        assert hidden.startswith(".memlane-unfinished-")
 
 
 def die_before_the_name(name: str) -> None:
@@ -525,14 +525,14 @@ def test_the_hidden_file_of_a_dead_owner_is_reclaimed(shm_dir: Path) -> None:
     with child(die_before_the_name, "plain"):
         pass
     (hidden,) = files(shm_dir)
-    assert hidden.startswith(".memlane-unborn-")
+    assert hidden.startswith(".memlane-unfinished-")
     assert [leftover.path.name for leftover in reclaim()] == [hidden]
     assert files(shm_dir) == []
 
 
 @pytest.mark.usefixtures("without_nameless_files")
 def test_the_hidden_file_of_a_living_owner_stays(shm_dir: Path) -> None:
-    fd, hidden = names.open_nameless(shm_dir)
+    fd, hidden = names.open_unnamed(shm_dir)
     os.close(fd)
     assert hidden is not None
     assert reclaim() == []
@@ -543,9 +543,9 @@ def test_the_hidden_file_of_a_living_owner_stays(shm_dir: Path) -> None:
 def test_the_hidden_file_of_another_pid_namespace_stays(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = dead_peer()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(names, "pid_space", lambda: pid_space() + 1)
+        elsewhere.setattr(names, "pid_namespace", lambda: pid_namespace() + 1)
         elsewhere.setattr(Peer, "current", lambda *_: dead)
-        fd, hidden = names.open_nameless(shm_dir)
+        fd, hidden = names.open_unnamed(shm_dir)
     os.close(fd)
     assert hidden is not None
     assert reclaim() == []
@@ -554,7 +554,7 @@ def test_the_hidden_file_of_another_pid_namespace_stays(shm_dir: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["", "1", "1-2-3", "a-b-c-d", "1-2-3-4-5", "-1-2-3-4"])
 def test_a_foreign_file_with_the_hidden_prefix_stays(shm_dir: Path, name: str) -> None:
-    (shm_dir / f".memlane-unborn-{name}").touch()
+    (shm_dir / f".memlane-unfinished-{name}").touch()
     assert reclaim() == []
 
 

@@ -214,12 +214,12 @@ def test_out_may_have_gaps_between_its_rows(table: Rows) -> None:
         ({"a": [[1.0, 2.0]] * 2}, TypeError, r"\['a'\] must be an array .*, found list"),
         ({"a": np.float64(1)}, TypeError, r"\['a'\] must be an array .*, found float64"),
         ({"c": np.zeros(2)}, KeyError, r"must have the fields \['a', 'b'\], found \['a', 'b', 'c'\]"),
-        ({"a": np.zeros((2, 4))[:, ::2]}, ValueError, "field 'a' must have each row in one piece"),
-        ({"a": np.zeros((2, 2))[::-1]}, ValueError, "field 'a' must have each row in one piece"),
+        ({"a": np.zeros((2, 4))[:, ::2]}, ValueError, "field 'a' must have contiguous rows"),
+        ({"a": np.zeros((2, 2))[::-1]}, ValueError, "field 'a' must have contiguous rows"),
         (
             {"a": np.broadcast_to(np.zeros(2), (2, 2))},
             ValueError,
-            "field 'a' must have each row in one piece|read-only",
+            "field 'a' must have contiguous rows|read-only",
         ),
     ],
 )
@@ -248,7 +248,7 @@ def test_a_missing_field_is_an_error(table: Rows, direction: str) -> None:
         ([0, 2**62], IndexError, r"indices\[1\] is 4611686018427387904"),
         (np.array([0, 2**64 - 1], np.uint64), IndexError, r"indices\[1\] is"),
         ([0, 2**70], TypeError, "found dtype object"),
-        ([0.0, 1.0], TypeError, "whole numbers in one dimension, found dtype float64"),
+        ([0.0, 1.0], TypeError, "integers in one dimension, found dtype float64"),
         ([True, False], TypeError, "found dtype bool"),
         (["0", "1"], TypeError, "found dtype <U1"),
         ([[0, 1]], TypeError, r"shape \[1, 2\]"),
@@ -298,7 +298,7 @@ def test_an_empty_table_has_no_row_to_gather() -> None:
         ({"x": np.array([None])}, TypeError, "field 'x' has dtype object"),
         ({"x": np.zeros(3, [("a", "O")])}, TypeError, "field 'x' has dtype .* Python objects"),
         ({"x": np.zeros(3), "y": np.zeros(4)}, ValueError, "field 'y' has 4 rows, the first field has 3"),
-        ({"x": np.zeros((3, 2, 2)).transpose(0, 2, 1)}, ValueError, "field 'x' must have each row in one piece"),
+        ({"x": np.zeros((3, 2, 2)).transpose(0, 2, 1)}, ValueError, "field 'x' must have contiguous rows"),
         ({"x": np.asfortranarray(np.zeros((3, 2)))}, ValueError, "use np.ascontiguousarray"),
         ({"x": np.zeros(6)[::-1]}, ValueError, r"strides \[-8\]"),
         ({"x": np.broadcast_to(np.zeros(2), (3, 2))}, ValueError, r"strides \[0, 8\]"),
@@ -311,7 +311,7 @@ def test_arrays_that_cannot_be_copied_as_rows_are_an_error_that_names_the_field(
         Rows(arrays)
 
 
-def test_values_that_nobody_else_holds_live_until_they_are_copied() -> None:
+def test_values_without_other_references_live_until_they_are_copied() -> None:
     class Fresh(dict[str, np.ndarray[Any, Any]]):
         """Every look makes a new array."""
 

@@ -1,4 +1,4 @@
-"""Segment: making, finding, sharing, passing on and ending one, and that no order of these can crash."""
+"""Segment: create, attach, pickle and close, and that no order of these can crash."""
 
 from __future__ import annotations
 
@@ -128,14 +128,14 @@ def test_a_layout_and_a_dict_of_fields_make_the_same_segment(make: Make) -> None
 
 
 def test_a_name_and_a_file_at_once_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SegmentError, match="named or file-backed, not both; found name='x' and file="):
+    with pytest.raises(SegmentError, match="expected a name or a file, not both; found name='x' and file="):
         Segment.create(FIELDS, name="x", file=tmp_path / "x")
 
 
 def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(SegmentExists, match="precious exists already and is not a segment"):
+    with pytest.raises(SegmentExists, match="precious already exists and is not a segment"):
         Segment.create(FIELDS, file=path)
     assert path.read_text() == "data"
 
@@ -156,7 +156,7 @@ def test_a_directory_without_permission_is_an_error_that_says_why(tmp_path: Path
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(SegmentError, match=f"cannot make a file in {tmp_path}: Permission denied"):
+    with pytest.raises(SegmentError, match=f"cannot create a file in {tmp_path}: Permission denied"):
         Segment.create(FIELDS, file=tmp_path / "x")
 
 
@@ -172,7 +172,7 @@ def test_two_mappings_show_the_same_memory(make: Make, kind: str) -> None:
         assert (again["obs"][1, 2], segment["count"][3]) == (5, 6)
 
 
-def test_a_file_outlives_everybody(shm_dir: Path) -> None:
+def test_a_file_outlives_all_processes(shm_dir: Path) -> None:
     path = shm_dir / "file"
     with Segment.create(FIELDS, file=path) as segment:
         segment["obs"][:] = 3
@@ -182,19 +182,30 @@ def test_a_file_outlives_everybody(shm_dir: Path) -> None:
 
 
 def test_attach_needs_a_name_or_a_file() -> None:
-    with pytest.raises(SegmentError, match="a name or a file, one of them; found name=None and file=None"):
+    with pytest.raises(SegmentError, match="expected either a name or a file; found name=None and file=None"):
         Segment.attach()
 
 
 def test_attach_takes_no_name_and_file_at_once() -> None:
-    with pytest.raises(SegmentError, match="a name or a file, one of them; found name='x' and file='y'"):
+    with pytest.raises(SegmentError, match="expected either a name or a file; found name='x' and file='y'"):
         Segment.attach("x", file="y")
 
 
 @pytest.mark.usefixtures("shm_dir")
-def test_a_name_that_nobody_has_is_missing() -> None:
-    with pytest.raises(SegmentMissing, match=r"there is no segment at .*memlane-nobody"):
-        Segment.attach("nobody")
+def test_a_name_that_does_not_exist_is_missing() -> None:
+    with pytest.raises(SegmentMissing, match=r"there is no segment at .*memlane-nothing"):
+        Segment.attach("nothing")
+
+
+@pytest.mark.usefixtures("shm_dir")
+def test_a_misspelt_name_is_answered_with_the_nearest_name() -> None:
+    with Segment.create(FIELDS, name="rollouts"), pytest.raises(SegmentMissing, match=r"; did you mean 'rollouts'\?$"):
+        Segment.attach("rollout")
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_field(make: Make) -> None:
+    with pytest.raises(KeyError, match=r"the fields are \['obs', 'count', 'bell'\]; did you mean 'obs'\?"):
+        make()["obss"]
 
 
 def test_the_expected_layout_attaches(make: Make) -> None:
@@ -317,7 +328,7 @@ def test_an_unknown_field_is_a_key_error_that_lists_the_fields(make: Make) -> No
 
 @pytest.mark.parametrize("index", [-1, 2, 10**30])
 def test_a_signal_that_does_not_exist_is_an_index_error(make: Make, index: int) -> None:
-    with pytest.raises(IndexError, match=f"field 'bell' has 2 signals, there is no signal {index}"):
+    with pytest.raises(IndexError, match=f"signal {index} of field 'bell' does not exist; it has 2 signals"):
         make().signal("bell", index)
 
 
@@ -371,7 +382,7 @@ def test_signals_of_an_array_do_not_touch_each_other(make: Make) -> None:
 def test_a_window_outside_the_fields_is_an_error_that_says_where(make: Make, offset: int, nbytes: int) -> None:
     segment = make()
     with pytest.raises(
-        SegmentError, match=f"bytes {offset} to {offset + nbytes} lie outside the {segment.layout.nbytes}"
+        SegmentError, match=f"bytes {offset} to {offset + nbytes} are outside the {segment.layout.nbytes}"
     ):
         segment.window(offset, nbytes, writeable=True)
 
@@ -460,7 +471,7 @@ def test_a_message_from_a_sender_that_closed_is_an_error_that_says_so(make: Make
     segment = make()
     message = pickle.dumps(segment)
     segment.close()
-    with pytest.raises(SegmentMissing, match=f"sent by pid {os.getpid()} .* closed the segment; keep it open"):
+    with pytest.raises(SegmentMissing, match=f"that pid {os.getpid()} sent: the sender has closed it; keep it open"):
         pickle.loads(message)
 
 
@@ -471,7 +482,7 @@ def test_a_message_from_a_sender_that_opened_something_else_since_is_an_error_th
     other = os.open("/dev/null", os.O_RDWR)
     os.dup2(other, number)
     try:
-        with pytest.raises(SegmentMissing, match="has closed the segment and opened something else since"):
+        with pytest.raises(SegmentMissing, match="the sender has closed it and reused its descriptor"):
             pickle.loads(message)
     finally:
         os.close(number)
@@ -481,7 +492,7 @@ def test_a_message_from_a_sender_that_opened_something_else_since_is_an_error_th
 
 def test_a_message_from_a_dead_sender_is_an_error_that_says_so() -> None:
     message = ask(pickled_by_child)
-    with pytest.raises(SegmentMissing, match=r"cannot be fetched: sender \(pid \d+\) died; keep it open there"):
+    with pytest.raises(SegmentMissing, match=r"pid \d+ sent: sender \(pid \d+\) died; keep it open in the sender"):
         pickle.loads(message)
 
 
@@ -536,7 +547,7 @@ def test_a_file_can_be_unlinked_after_the_segment_was_closed(make: Make) -> None
 
 
 @pytest.mark.parametrize("kind", ["named", "file"])
-def test_whoever_maps_a_segment_keeps_it_when_its_name_goes(make: Make, kind: str) -> None:
+def test_a_process_that_maps_a_segment_keeps_it_when_its_name_goes(make: Make, kind: str) -> None:
     segment = make(kind)
     with attach_to(segment) as again:
         again.unlink()
@@ -585,7 +596,7 @@ def test_an_attacher_that_closes_leaves_the_name(make: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_memory_survives_its_creator_while_somebody_maps_it(make: Make, kind: str) -> None:
+def test_the_memory_survives_its_creator_while_another_process_maps_it(make: Make, kind: str) -> None:
     segment = make(kind)
     segment["obs"][:] = 1
     with attach_to(segment) as again:
@@ -602,7 +613,7 @@ def test_the_last_attacher_can_pass_the_memory_of_a_closed_creator_on(make: Make
         assert ask(total, again, method="forkserver") == 12
 
 
-def test_a_segment_that_nobody_holds_closes_itself(shm_dir: Path) -> None:
+def test_a_segment_without_references_closes_itself(shm_dir: Path) -> None:
     segment = Segment.create(FIELDS, name="dropped")
     descriptor = segment._fd
     del segment

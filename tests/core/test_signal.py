@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlane import _native
-from memlane.core import SIGNAL, Peer, PeerDied, Segment, SegmentClosed, SegmentError, Signal, WaitTimeout, Words
+from memlane.core import SIGNAL, Peer, PeerDied, Segment, SegmentClosed, SegmentError, Signal, WaitTimeout
+from memlane.core.lowlevel import Words
 from tests.support.processes import PATIENCE, child, dead_peer, script, sleep_forever, within
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -252,7 +253,7 @@ def test_the_interpreter_ends_in_peace_while_a_daemon_thread_waits() -> None:
             assert process.returncode == 0
 
 
-def test_the_death_of_a_peer_ends_a_wait_within_a_second_and_is_told_in_full(ping: Signal) -> None:
+def test_the_death_of_a_peer_ends_a_wait_within_a_second_and_is_described_in_full(ping: Signal) -> None:
     with child(sleep_forever) as process:
         peer = Peer.of(process.pid or 0, "collector 3")
         killed: list[float] = []

@@ -293,7 +293,7 @@ def test_a_weights_writer_stopped_in_mid_publish_does_not_disturb_the_readers(ki
             kills.stop(victim)
             if left_in(weights)(victim.peer):
                 stopped += 1
-                with pytest.raises(MemlaneError, match=r"all 2 buffers of the .* make it with more buffers"):
+                with pytest.raises(MemlaneError, match=r"each of the 2 buffers of the .* create it with more buffers"):
                     weights.publish(Payload(BODY).fill(1, 1))
             version, arrays = weights.read()
             assert version == weights.version

@@ -1,4 +1,4 @@
-"""Limiter: so many samples for each row that is added; who is held back, for how long, and what is said about it."""
+"""Limiter: samples per insert, which side is blocked, for how long, and the error messages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NO_TIME = 1e-6
 
 @pytest.fixture
 def replay() -> Iterator[Replay]:
-    """Two samples for each row, from the tenth on, give or take twelve."""
+    """Two samples per insert after the tenth row, with an error buffer of twelve."""
     with Replay(X, capacity=1000, limiter=Limiter(2.0, 10, 12.0)) as replay:
         yield replay
 
 
 def add(replay: Replay, rows: int, timeout: float = NO_TIME) -> bool:
-    """Whether they were let in."""
+    """Return whether the rows were added before the timeout."""
     return not timed_out(lambda: replay.add({"x": np.arange(rows)}, timeout=timeout))
 
 
@@ -62,7 +62,7 @@ def test_writers_may_be_ahead_by_the_error_buffer_and_no_more(replay: Replay) ->
 def test_the_ratio_is_held_in_the_long_run(replay: Replay) -> None:
     sampler = replay.sampler(seed=0)
     out = sampler.batch(8)
-    for _ in range(300):  # each as often as it is let
+    for _ in range(300):  # each side as often as the limiter allows
         add(replay, 3)
         timed_out(sampler.sample, 8, out=out, timeout=NO_TIME)
         counters = replay.counters()
@@ -96,8 +96,8 @@ def test_a_sampler_that_waited_too_long_says_for_what(replay: Replay) -> None:
     add(replay, 3)
     with pytest.raises(
         WaitTimeout,
-        match=r"waited 0\.01 s for leave to sample 4 rows from the limiter of the replay of anonymous segment: 3 were "
-        r"added and 0 sampled, for a ratio of 2 after the first 10",
+        match=r"waited 0\.01 s for the limiter of the replay of anonymous segment to admit 4 rows to sample; 3 were "
+        r"added and 0 sampled, for a ratio of 2 samples per insert after the first 10",
     ):
         replay.sampler(seed=0).sample(4, timeout=0.01)
 
@@ -105,17 +105,17 @@ def test_a_sampler_that_waited_too_long_says_for_what(replay: Replay) -> None:
 def test_a_writer_that_waited_too_long_says_for_what_and_wrote_nothing(replay: Replay) -> None:
     for _ in range(8):
         add(replay, 2)
-    with pytest.raises(WaitTimeout, match=r"waited 0\.01 s for leave to add 2 rows .*: 16 were added and 0 sampled"):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.01 s for .* to admit 2 rows to add; 16 were added and 0 sampled"):
         replay.add({"x": np.arange(2)}, timeout=0.01)
     assert (replay.added, replay.size) == (16, 16)
 
 
 def test_the_death_of_a_peer_ends_the_wait_of_either_side(replay: Replay) -> None:
-    with pytest.raises(PeerDied, match=r"the collector .* leave to sample"):
+    with pytest.raises(PeerDied, match=r"the collector .* to admit 1 rows to sample"):
         replay.sampler(seed=0).sample(1, timeout=20, peers=[dead_peer("the collector")])
     for _ in range(8):
         add(replay, 2)
-    with pytest.raises(PeerDied, match=r"the learner .* leave to add"):
+    with pytest.raises(PeerDied, match=r"the learner .* to admit 2 rows to add"):
         replay.writer().add({"x": np.arange(2)}, timeout=20, peers=[dead_peer("the learner")])
 
 
@@ -155,7 +155,7 @@ def test_an_error_buffer_too_small_for_these_batches_is_an_error_and_no_wait_for
 def test_half_of_what_both_sides_move_at_once_is_buffer_enough() -> None:
     with Replay(X, capacity=1000, limiter=Limiter(2.0, 1, (3 * 2.0 + 8) / 2)) as replay:
         sampler = replay.sampler(seed=0)
-        for _ in range(200):  # never are both held back
+        for _ in range(200):  # never are both sides blocked
             assert add(replay, 3) or not timed_out(sampler.sample, 8, timeout=NO_TIME)
 
 

@@ -35,7 +35,7 @@ def pipeline(replay: Replay) -> Iterator[ReplayPipeline]:
 def threads() -> list[str]:
     """Of this process, those that draw ahead."""
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
-    return [name for name in names if name == "memlane-drawer"]
+    return [name for name in names if name == "memlane-sampler"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- moves

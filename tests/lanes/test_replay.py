@@ -25,7 +25,7 @@ from memlane.core import (
     fresh_name,
 )
 from memlane.ipc import Limiter, Replay, Weights
-from memlane.lanes.replay import MOST_SAMPLERS
+from memlane.lanes.replay import MAX_SAMPLERS
 from tests.support import replays as replay_support
 from tests.support.processes import METHODS, ask, child
 from tests.support.replays import PLAIN, STEP, contents, drawn, final, play, step
@@ -75,7 +75,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "one byte": {"x": ("uint8", ())},
     "scalars and nothing": {"step": ("uint16", ()), "none": ("float32", (0, 3)), "z": ("complex64", (2,))},
-    # Once: "for a reason not known" for all of these. The native side wants the very dtype object that numpy has once
+    # Once: "for an unknown reason" for all of these. The native side wants the very dtype object that numpy has once
     # for each of its plain types, and what the slow path converts to is not that one.
     "records": {"transition": ([("obs", "f4", (3,)), ("action", "i8"), ("done", "?")], (2,))},
     "text": {"who": ("S5", ())},
@@ -151,10 +151,11 @@ def test_bytes_per_transition_counts_row_and_priority() -> None:
         ),
         ({"row": {**STEP, "reward": ("float32", 1)}, "streams": 1}, LayoutError, "'reward'"),
         ({"streams": 1, "observations": ["pixels"]}, ValueError, "found 'pixels'"),
+        ({"streams": 1, "observations": ["ob"]}, ValueError, "found 'ob'; did you mean 'obs'?"),
         ({"observations": ["obs"]}, ValueError, "observations=['obs'] need streams"),
         ({"alpha": 0.0}, ValueError, "alpha must be above 0"),
         ({"alpha": float("nan")}, ValueError, "alpha must be above 0"),
-        ({"name": "a", "file": "b"}, SegmentError, "named or file-backed, not both"),
+        ({"name": "a", "file": "b"}, SegmentError, "expected a name or a file, not both"),
         ({"capacity": 2**45}, BudgetError, "bytes"),
     ],
 )
@@ -205,7 +206,7 @@ FORMS: dict[str, Any] = {
     "the other end first": GIVEN.astype(">i8"),
     "read-only": np.frombuffer(GIVEN.tobytes(), np.int64).reshape(2, 2),
     "a tensor": torch.from_numpy(GIVEN.copy()),
-    # Once: numpy holds longlong and int64 for the same dtype, the native side not: "for a reason not known".
+    # Once: numpy holds longlong and int64 for the same dtype, the native side not: "for an unknown reason".
     "of the same width by another name": GIVEN.astype(np.longlong),
 }
 
@@ -267,7 +268,7 @@ def test_what_is_infinite_or_no_number_is_stored_as_it_is_and_the_largest_float_
 
 
 def test_what_a_row_holds_that_is_not_read_may_be_too_large(double: Replay) -> None:
-    """Final observations of episodes that go on are often memory that nobody wrote; so are rows that are skipped."""
+    """Final observations of running episodes, and skipped rows, are often uninitialised memory."""
     rows = step(1, 2, truncated=[False, True])
     last = {"obs": np.array([[1e300, 1e300], [3.0, 3.0]])}
     writer = double.writer()
@@ -301,6 +302,7 @@ ROWS = np.zeros((2, 2), np.int64)
         ({}, None, ValueError, "rows must have the fields ['x'], found []"),
         ({"x": ROWS, "y": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['x', 'y']"),
         ({"y": ROWS}, None, ValueError, "found ['y']"),
+        ({"X": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['X']; did you mean 'x'?"),
         (
             {"x": np.zeros((2, 3), np.int64)},
             None,
@@ -356,7 +358,12 @@ LAST = {"truncated": [False, True]}
         (step(1, 2, 3), {}, ValueError, "must have 2 rows, found 3"),
         (step(1, 2), {"env_ids": [0]}, ValueError, "must have 1 rows, found 2"),
         (step(1, 2), {"env_ids": [0, 2]}, IndexError, "2"),
-        (step(1, 2, **LAST), {}, ValueError, "row 1 is truncated: its value goes on in the observation after it"),
+        (
+            step(1, 2, **LAST),
+            {},
+            ValueError,
+            "row 1 is truncated: its value is bootstrapped from the observation",
+        ),
         (step(1, 2, **LAST), {"final": {}}, ValueError, "final must have the fields ['obs'], found []"),
         (step(1, 2, **LAST), {"final": {**final(1, 2), "reward": [0, 0]}}, ValueError, "found ['obs', 'reward']"),
         (step(1, 2, **LAST), {"final": final(1)}, ValueError, "final['obs'] must have 2 rows, found 1"),
@@ -586,7 +593,7 @@ def test_a_replay_without_streams_has_none_to_give(plain: Replay) -> None:
 
 
 # Once: without observations there is nothing to give as final, but a truncated row asks for it; `final={}` is then
-# refused "for a reason not known". So no episode of such a replay can ever be truncated.
+# refused "for an unknown reason". So no episode of such a replay can ever be truncated.
 @pytest.mark.parametrize("last", [None, {}])
 def test_rows_without_observations_can_be_truncated(last: dict[str, Any] | None) -> None:
     with Replay(STEP, capacity=5, streams=1) as replay:
@@ -659,8 +666,8 @@ def test_after_close_everything_says_so(single: Replay) -> None:
 
 
 def test_samplers_give_their_places_back_when_they_are_closed_or_forgotten(plain: Replay) -> None:
-    kept = [plain.sampler(seed=0) for _ in range(MOST_SAMPLERS)]
-    with pytest.raises(SegmentError, match=f"all {MOST_SAMPLERS} places"):
+    kept = [plain.sampler(seed=0) for _ in range(MAX_SAMPLERS)]
+    with pytest.raises(SegmentError, match=f"all {MAX_SAMPLERS} entries"):
         plain.sampler()
     kept[3].close()
     kept[3].close()

@@ -341,7 +341,7 @@ def test_a_random_state_of_zeros_is_refused_or_works(file: Path) -> None:
     with made(alpha=None) as replay:
         fill(replay)
         replay.save(file)
-    put(file, ("dice", 5), 1)
+    put(file, ("rng", 5), 1)
     with child(use, file):
         pass
 
@@ -385,9 +385,9 @@ def use(file: Path) -> None:
 
 
 def go_on(replay: Replay, sampler: ReplaySampler) -> None:
-    before = replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes()
+    before = replay.segment["rng"].tobytes(), replay.segment["samplers"].tobytes()
     add_zeros(replay)
-    assert before == (replay.segment["dice"].tobytes(), replay.segment["samplers"].tobytes())
+    assert before == (replay.segment["rng"].tobytes(), replay.segment["samplers"].tobytes())
     for _ in range(3):  # what was added now must come out
         batch = sampler.sample(8, timeout=1e-3)
         if replay.alpha is not None:

@@ -1,4 +1,4 @@
-"""Ring: slots of any layout, each taken once, oldest first; what overflow does; who may do what; how waits end."""
+"""Ring: slots of any layout, each taken once, oldest first; overflow, roles, and how waits end."""
 
 from __future__ import annotations
 
@@ -247,6 +247,7 @@ def test_arrays_that_are_not_contiguous_can_be_put_and_got() -> None:
     [
         ({}, KeyError, "missing ['x'], unknown []"),
         ({"x": np.zeros(2, np.int64), "y": np.zeros(1)}, KeyError, "missing [], unknown ['y']"),
+        ({"X": np.zeros(2, np.int64)}, KeyError, "missing ['x'], unknown ['X']; did you mean 'x'?"),
         ({"x": np.zeros(3, np.int64)}, ValueError, "['x'] must have shape [2], found [3]"),
         ({"x": np.zeros(2, np.int32)}, TypeError, "['x'] must have dtype int64, found int32"),
         ({"x": [1, 2]}, TypeError, "'x' must be a numpy array or a torch tensor, found list"),
@@ -481,7 +482,7 @@ def test_a_slot_that_is_given_up_can_be_claimed_again(blocking: Ring) -> None:
 def test_commit_after_the_slot_was_given_up_is_an_error_and_not_a_silent_loss(ring: Ring) -> None:
     with ring.writer().claim() as slot:
         pass
-    with pytest.raises(StaleView, match="was committed or given up before"):
+    with pytest.raises(StaleView, match="was committed or abandoned before"):
         slot.commit()
     assert ring.counters()["written"] == 0
 
@@ -489,7 +490,7 @@ def test_commit_after_the_slot_was_given_up_is_an_error_and_not_a_silent_loss(ri
 def test_a_slot_can_be_committed_once(ring: Ring) -> None:
     slot = ring.writer().claim()
     slot.commit()
-    with pytest.raises(StaleView, match="was committed or given up before"):
+    with pytest.raises(StaleView, match="was committed or abandoned before"):
         slot.commit()
     assert ring.counters()["written"] == 1
 
@@ -525,7 +526,7 @@ def test_in_debug_mode_a_view_that_outlives_its_slot_is_caught(monkeypatch: pyte
         view = slot["x"]
         with pytest.warns(StaleViewWarning, match="x taken at .*test_ring.py"):
             slot.release()
-        with pytest.raises(StaleView, match="was used after the lease had ended"):
+        with pytest.raises(StaleView, match="was used after the lease ended"):
             view.sum()
 
 

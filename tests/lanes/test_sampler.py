@@ -48,7 +48,9 @@ def test_every_observation_is_stored_once_and_drawn_as_the_next_one_too(single: 
 def test_the_newest_row_of_a_stream_is_drawn_when_the_next_one_comes(single: Replay) -> None:
     writer = single.writer()
     play(writer, 1)
-    with pytest.raises(NothingToSample, match=r"1 transitions are stored, none with all that this sampler needs"):
+    with pytest.raises(
+        NothingToSample, match=r"1 transitions are stored, but none has the neighbours that this sampler needs"
+    ):
         single.sampler(seed=0).sample(4)
     play(writer, 2)
     assert sorted(drawn(single)) == [1]
@@ -430,6 +432,8 @@ def test_only_a_batch_of_this_sampler_and_size_can_be_filled(single: Replay) -> 
         ({"gamma": 1.5}, "gamma must be between 0 and 1, found 1.5"),
         ({"gamma": float("nan")}, "gamma must be between 0 and 1"),
         ({"stack": {"pixels": 2}}, "found 'pixels': 2"),
+        ({"stack": {"ob": 2}}, "found 'ob': 2; did you mean 'obs'?"),
+        ({"extras": ["horizont"]}, "found ['horizont']; did you mean 'horizon'?"),
         ({"stack": {"obs": 0}}, "found 'obs': 0"),
         ({"extras": ["weight"]}, "extras must be among ['key', 'version', 'horizon'], found ['weight']"),
     ],

@@ -1,4 +1,4 @@
-"""Stats: what several collectors count is what one would have counted, whatever they die of."""
+"""Stats: several collectors give the moments that one would give, also when some die."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batches_of(shape: tuple[int, ...]) -> Any:
 
 
 def expect_same(found: Moments, vectors: NDArray[np.float64]) -> None:
-    """As numpy over all of them at once finds it."""
+    """The moments that numpy computes over all vectors at once."""
     assert found.count == len(vectors)
     if len(vectors) == 0:
         assert not found.mean.any()
@@ -147,7 +147,7 @@ def test_each_collector_has_a_place_of_its_own() -> None:
 def test_when_all_places_are_taken_by_the_living_the_next_one_is_told_so() -> None:
     with Stats(1, places=1) as stats:
         stats.collector()
-        with pytest.raises(MemlaneError, match=r"all 1 places .* are taken by living processes"):
+        with pytest.raises(MemlaneError, match=r"all 1 entries .* belong to running processes"):
             stats.collector()
 
 
@@ -216,7 +216,7 @@ def test_use_after_close_is_an_error(use: Callable[[Stats, Any], object]) -> Non
 
 
 def test_the_learner_publishes_what_the_collectors_counted() -> None:
-    """The way up and the way down together."""
+    """Statistics from the collectors to the learner, and normalizers back."""
     vectors = np.random.default_rng(6).normal(2, 3, (200, 3))
     with Stats(3) as stats, Weights({"mean": ("float64", 3), "std": ("float64", 3)}) as weights:
         with child(lane_support.count_vectors, stats, np.split(vectors, 4)):

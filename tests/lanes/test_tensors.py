@@ -1,4 +1,4 @@
-"""What a lane remembers of the tensors that it was given last, and when it has to look again."""
+"""The cached addresses of the tensors of the last call, and when they must be looked up again."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_written_is_not_read_into(out: Any) -> None:
 
 
 def test_many_fields_travel_in_one_version() -> None:
-    """So the observation normaliser can travel with the weights that it belongs to."""
+    """The observation normaliser is published in the same version as the weights."""
     policy = {f"layer{number}.weight": np.full((4, 4), 1.5, np.float32) for number in range(3)}
     normaliser = {"obs_norm.mean": np.arange(3.0), "obs_norm.var": np.ones(3), "obs_norm.count": np.array(10)}
     with Weights(layout_of(policy | normaliser)) as weights:
@@ -229,7 +229,7 @@ def test_wait_for_returns_at_once_when_the_version_is_there(weights: Weights) ->
 
 
 def test_wait_for_ends_when_another_process_publishes(board: Segment) -> None:
-    with Weights(CHECKED) as weights, child(lane_support.publish_when_told, weights, board, 3):
+    with Weights(CHECKED) as weights, child(lane_support.publish_after_go, weights, board, 3):
         assert weights.version == 0
         board.signal("go").store(1)
         assert weights.wait_for(3, timeout=PATIENCE) == 3

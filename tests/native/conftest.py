@@ -1,4 +1,4 @@
-"""Environments in C that these tests compile, each once."""
+"""Environments in C for these tests, each compiled once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from memlane.native import NativeVectorEnv, Spec, make, open_library
+from memlane.native import NativeVectorEnv, Spec, make
+from memlane.native.lowlevel import open_library
 from tests.support.native_envs import ECHOES, ENVS, OWN, Making, gcc
 
 
@@ -34,16 +35,16 @@ def spec_of(library_of: Callable[[str], Path]) -> Callable[[str], Spec]:
 
 @pytest.fixture
 def making(spec_of: Callable[[str], Spec]) -> Iterator[Making]:
-    """Makes environments, of ``envs/`` or built in, and closes them after the test."""
-    made: list[NativeVectorEnv] = []
+    """Creates environments, of ``envs/`` or built in, and closes them after the test."""
+    created: list[NativeVectorEnv] = []
 
-    def one(name: str, num_envs: int = 1, **arguments: Any) -> NativeVectorEnv:
+    def create(name: str, num_envs: int = 1, **arguments: Any) -> NativeVectorEnv:
         if name in OWN:
-            made.append(NativeVectorEnv(spec_of(name), num_envs, **arguments))
+            created.append(NativeVectorEnv(spec_of(name), num_envs, **arguments))
         else:
-            made.append(make(name, num_envs, **arguments))
-        return made[-1]
+            created.append(make(name, num_envs, **arguments))
+        return created[-1]
 
-    yield one
-    for envs in made:
+    yield create
+    for envs in created:
         envs.close()

@@ -1,4 +1,4 @@
-"""Actions of native environments: every form that is one, and what is said of what is none."""
+"""Actions of native environments: every accepted form, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from memlane.native import NativeVectorEnv
 from tests.support.native_envs import Making, assert_same, copied
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
-# Many enough that a step lets go of the GIL, and few: actions are read where they are, or copied first.
+# With many environments a step releases the GIL and actions are copied first; with few they are read in place.
 COUNTS = [3, 5000]
 
 
@@ -114,7 +114,7 @@ def test_each_environment_gets_its_own_action(count: int, making: Making) -> Non
     envs = making("echo_float64", count)
     envs.reset(seed=1)
     actions = np.random.default_rng(1).normal(size=(count, 2))
-    for _ in range(3):  # measured, then with the GIL or without
+    for _ in range(3):  # the first step is measured, later ones keep the GIL or release it
         envs.step(actions)
         assert taken(envs)[0] == actions.tolist()
         actions = -actions
@@ -177,7 +177,7 @@ REFUSED |= {
     "a field out of its bounds": ("mixed", {**GOOD, "gear": [9] * 3}, "'gear'.*expected 1 to 5, found 9"),
     "without a field": ("mixed", {"push": GOOD["push"], "levers": GOOD["levers"]}, "expected the keys.*'gear'"),
     "a field too many": ("mixed", {**GOOD, "brake": [0] * 3}, "expected the keys.*'brake'"),
-    "fields of different lengths": ("mixed", {**GOOD, "gear": [1, 1]}, "expected .*as many.*found"),
+    "fields of different lengths": ("mixed", {**GOOD, "gear": [1, 1]}, "expected .*the same number of values.*found"),
     "all fields too short": ("mixed", {name: one[:2] for name, one in GOOD.items()}, "3 environments, found 2"),
     "a field of another shape": ("mixed", {**GOOD, "push": [[0, 0, 0]] * 3}, r"'push'.*found \(3, 3\)"),
 }
@@ -218,7 +218,7 @@ def test_what_is_no_action_is_refused_by_send_as_well(what: str, making: Making)
     with pytest.raises((ValueError, TypeError), match=message):
         envs.send(actions)
     assert_same(envs._fields, before)
-    envs.step([0, 0, 0])  # nobody is away
+    envs.step([0, 0, 0])  # no environment is in flight
 
 
 def test_a_refused_step_does_not_end_what_was_lent_in_debug_mode(

@@ -1,7 +1,8 @@
-"""``build`` with a real compiler: what it makes, and what it says when it cannot."""
+"""``build`` with a real compiler: what it writes, and its errors."""
 
 from __future__ import annotations
 
+import re
 import stat
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 
 from memlane import _native
 from memlane.core import MemlaneError
-from memlane.native import load, open_library
+from memlane.native import load
 from memlane.native.build import BuildError, build
+from memlane.native.lowlevel import open_library
 
 TINY = """
 #include "memlane/env.h"
@@ -41,7 +43,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for those who only look at it."""
+    """A library that tests must not change."""
     return build(written(tmp_path_factory.mktemp("tiny") / "tiny.c", TINY))
 
 
@@ -57,12 +59,12 @@ def changed(source: Path, old: str, new: str) -> Path:
 
 
 def program(file: Path, script: str) -> str:
-    """A program of our own that stands for a compiler."""
+    """A script that takes the place of the compiler."""
     written(file, f"#!/bin/sh\n{script}\n").chmod(0o755)
     return str(file)
 
 
-def said_of(source: Path) -> str:
+def error_of(source: Path) -> str:
     with pytest.raises(BuildError) as raised:
         build(source)
     return str(raised.value)
@@ -107,19 +109,19 @@ def test_an_environment_in_cpp_is_built_without_a_warning(tmp_path: Path, capfd:
     assert (open_library(library).name, capfd.readouterr().err) == ("tiny", "")
 
 
-def test_the_compiler_is_told_of_this_processor_only_when_asked(
+def test_the_library_is_optimised_for_this_processor_unless_native_is_false(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CC", program(tmp_path / "telling", f'echo "$@" >> {tmp_path}/told; exec cc "$@"'))
+    monkeypatch.setenv("CC", program(tmp_path / "logging", f'echo "$@" >> {tmp_path}/commands; exec cc "$@"'))
     build(source)
     build(source, native=False)
-    with_it, without = (tmp_path / "told").read_text().splitlines()
+    with_it, without = (tmp_path / "commands").read_text().splitlines()
     assert ("-march=native" in with_it, "-march=native" in without) == (True, False)
 
 
 def test_warnings_of_the_compiler_are_shown(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    build(changed(source, "/* MARK */", "int nobody_reads_this = 1;"))
-    assert "nobody_reads_this" in capfd.readouterr().err
+    build(changed(source, "/* MARK */", "int unused_variable = 1;"))
+    assert "unused_variable" in capfd.readouterr().err
 
 
 def test_a_debug_build_tells_where_behaviour_is_undefined(source: Path) -> None:
@@ -147,14 +149,14 @@ def test_a_process_that_has_the_old_library_loaded_goes_on_with_it(source: Path)
 def test_a_process_that_starts_later_has_the_new_library(source: Path) -> None:
     build(source)
     library = build(changed(source, '.name = "tiny"', '.name = "second"'))
-    code = f"from memlane.native import open_library; print(open_library({str(library)!r}).name)"
+    code = f"from memlane.native.lowlevel import open_library; print(open_library({str(library)!r}).name)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "second\n"
 
 
 @pytest.mark.parametrize("spoiled", ["this is not C", ".abi = 99,"])
 def test_a_build_that_fails_leaves_the_library_before_it(source: Path, tmp_path: Path, spoiled: str) -> None:
     before = build(source).read_bytes()
-    said_of(changed(source, ".abi = MEMLANE_ENV_ABI,", spoiled))
+    error_of(changed(source, ".abi = MEMLANE_ENV_ABI,", spoiled))
     assert source.with_suffix(".so").read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.c", "tiny.so"]
 
@@ -168,19 +170,19 @@ def test_an_error_is_one_of_memlane_and_a_runtime_error() -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert f"there is no file {tmp_path}/none.c" in said_of(tmp_path / "none.c")
+    assert f"there is no file {tmp_path}/none.c" in error_of(tmp_path / "none.c")
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    assert "is a folder" in said_of(tmp_path)
+    assert "is a folder" in error_of(tmp_path)
 
 
 def test_what_does_not_look_like_c_is_not_compiled(tmp_path: Path) -> None:
-    assert "should end in" in said_of(written(tmp_path / "env.py", ""))
+    assert "should end in" in error_of(written(tmp_path / "env.py", ""))
 
 
 def test_the_output_cannot_be_a_source_file(source: Path) -> None:
-    with pytest.raises(BuildError, match="name of a source file"):
+    with pytest.raises(BuildError, match="suffix of a source file"):
         build(source, source)
     assert source.read_text() == TINY
 
@@ -188,6 +190,16 @@ def test_the_output_cannot_be_a_source_file(source: Path) -> None:
 def test_the_folder_of_the_output_must_be_there(source: Path, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"there is no folder .*none"):
         build(source, tmp_path / "none" / "tiny.so")
+
+
+@pytest.mark.parametrize(
+    ("option", "suggestion"),
+    [("debg", "; did you mean 'debug'?"), ("portable", "; did you mean 'native'?"), ("colour", "")],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_one(option: str, suggestion: str, source: Path) -> None:
+    expected = f"build() has no option {option!r}{suggestion} (options: output, debug, native)"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        build(source, **{option: True})  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_written_is_told(source: Path) -> None:
@@ -200,14 +212,14 @@ def test_without_a_compiler_the_packages_that_have_one_are_named(
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = said_of(source)
-    assert "there is no C compiler here (cc, gcc, clang)" in said
-    assert all(name in said for name in ("build-essential", "dnf install gcc", "xcode-select", "CC"))
+    error = error_of(source)
+    assert "found no C compiler (cc, gcc, clang)" in error
+    assert all(name in error for name in ("build-essential", "dnf install gcc", "xcode-select", "CC"))
 
 
 def test_a_compiler_that_was_chosen_but_is_not_there_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -O2")
-    assert "CC is 'no-such-compiler -O2', but there is no program 'no-such-compiler'" in said_of(source)
+    assert "CC is 'no-such-compiler -O2', but there is no program 'no-such-compiler'" in error_of(source)
 
 
 def test_the_chosen_compiler_may_have_arguments(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,57 +231,57 @@ def test_an_installation_without_the_header_is_told(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_native, "__file__", str(tmp_path / "_native.so"))
-    assert f"memlane/env.h is not in {tmp_path}/include: install memlane again" in said_of(source)
+    assert f"memlane/env.h is missing in {tmp_path}/include: install memlane again" in error_of(source)
 
 
 def test_a_compiler_that_is_killed_is_told(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", program(tmp_path / "dying", "kill -9 $$"))
-    assert "was killed by SIGKILL" in said_of(source)
+    assert "the compiler was killed by SIGKILL" in error_of(source)
 
 
 # -------------------------------------------------------------------------------------------------------- what is wrong
 
 
 def test_an_error_in_the_source_is_shown_as_the_compiler_says_it(source: Path) -> None:
-    said = said_of(changed(source, "/* MARK */", "nonsense;"))
+    error = error_of(changed(source, "/* MARK */", "nonsense;"))
     line = next(number for number, text in enumerate(source.read_text().splitlines(), 1) if "nonsense" in text)
-    assert f"Look at the first error, line {line} of tiny.c" in said
-    assert f"tiny.c:{line}:" in said
-    assert "'nonsense' undeclared" in said or "undeclared identifier 'nonsense'" in said
+    assert f"Start with the first error, line {line} of tiny.c" in error
+    assert f"tiny.c:{line}:" in error
+    assert "'nonsense' undeclared" in error or "undeclared identifier 'nonsense'" in error
 
 
 def test_a_header_that_is_not_found_is_named(source: Path) -> None:
-    said = said_of(changed(source, "memlane/env.h", "memlane/end.h"))
-    assert "The header memlane/end.h was not found" in said
+    error = error_of(changed(source, "memlane/env.h", "memlane/end.h"))
+    assert "The header memlane/end.h was not found" in error
 
 
 def test_a_source_without_an_environment_is_told_what_it_needs(tmp_path: Path) -> None:
-    said = said_of(written(tmp_path / "empty.c", "int nothing;\n"))
-    assert "empty.c compiles, but cannot be run" in said
-    assert f"{tmp_path}/empty.so exports no memlane_env" in said
+    error = error_of(written(tmp_path / "empty.c", "int nothing;\n"))
+    assert "empty.c compiles, but cannot be run" in error
+    assert f"{tmp_path}/empty.so exports no memlane_env" in error
 
 
 def test_a_spec_that_cannot_be_run_is_told_in_the_words_of_the_spec(source: Path) -> None:
-    assert "it has no function 'step'" in said_of(changed(source, ".step = step,", ".close = step,"))
+    assert "the spec has no function 'step'" in error_of(changed(source, ".step = step,", ".close = step,"))
 
 
 def test_a_function_that_is_defined_nowhere_is_named(source: Path) -> None:
     changed(source, "static void reset", "void never_written(void);\nstatic void reset")
-    said = said_of(changed(source, "/* MARK */", "never_written();"))
-    assert "undefined symbol: never_written" in said
-    assert "defined nowhere" in said
+    error = error_of(changed(source, "/* MARK */", "never_written();"))
+    assert "undefined symbol: never_written" in error
+    assert "used but not defined" in error
 
 
 def test_a_library_that_crashes_when_it_is_read_does_not_crash_the_caller(source: Path) -> None:
-    said = said_of(changed(source, ".observations = observations,", ".observations = (const memlane_field *)8,"))
-    assert "reading its memlane_env ended in SIGSEGV" in said
+    error = error_of(changed(source, ".observations = observations,", ".observations = (const memlane_field *)8,"))
+    assert "the process that read its memlane_env was killed by SIGSEGV" in error
 
 
 def test_a_library_that_ends_the_process_when_it_is_loaded_is_told(source: Path) -> None:
     changed(source, "#include", "#include <stdlib.h>\n#include")
     abort = "__attribute__((constructor)) static void at_start(void) { abort(); }\nstatic void reset"
-    assert "SIGABRT" in said_of(changed(source, "static void reset", abort))
+    assert "SIGABRT" in error_of(changed(source, "static void reset", abort))
 
 
 def test_messages_name_no_temporary_file(source: Path) -> None:
-    assert ".memlane-build-" not in said_of(changed(source, ".abi = MEMLANE_ENV_ABI", ".abi = 99"))
+    assert ".memlane-build-" not in error_of(changed(source, ".abi = MEMLANE_ENV_ABI", ".abi = 99"))

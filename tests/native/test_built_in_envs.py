@@ -1,5 +1,5 @@
-"""The rules of the games that come with memlane: GridWorld, Bricks and Tag. States are set and read as raw bytes, in
-the layout of the C structs."""
+"""The rules of the built-in games GridWorld, Bricks and Tag. States are set and read as raw bytes, in the layout of the
+C structs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ STATES = {
 
 
 def state_of(envs: NativeVectorEnv) -> NDArray[Any]:
-    """One record for each environment, writeable."""
-    return envs.state.view(STATES[envs.spec_of_env.name])
+    """One writable record per environment."""
+    return envs.state.view(STATES[envs.native_spec.name])
 
 
 def begun(name: str, num_envs: int = 1, seed: int = 1, **kwargs: Any) -> NativeVectorEnv:
@@ -34,7 +34,7 @@ def begun(name: str, num_envs: int = 1, seed: int = 1, **kwargs: Any) -> NativeV
 
 
 def played(name: str, steps: int, seed: int, **kwargs: Any) -> list[Any]:
-    """All that a random run shows."""
+    """All results of a run with random actions."""
     envs = make(name, num_envs=130, copy=True, **kwargs)
     rng = np.random.default_rng(5)
     shown: list[Any] = [envs.reset(seed=seed)]
@@ -124,7 +124,7 @@ Cell = tuple[int, int]
 
 @pytest.fixture(scope="module")
 def moves() -> dict[tuple[Cell, int], tuple[Cell, float, bool]]:
-    """What every action does in every cell, with the target far away: where it leads, its reward, whether it ends."""
+    """The effect of every action in every cell, with the target far away: next cell, reward, whether it terminates."""
     tried = [((x, y), action) for x in range(8) for y in range(8) for action in range(4)]
     envs = begun("GridWorld-v0", len(tried))
     state = state_of(envs)
@@ -139,7 +139,7 @@ def moves() -> dict[tuple[Cell, int], tuple[Cell, float, bool]]:
 
 
 def free_cells(moves: dict[tuple[Cell, int], tuple[Cell, float, bool]]) -> set[Cell]:
-    """Cells that can be entered and lived in."""
+    """Cells that can be entered and are not lava."""
     return {to for (at, _), (to, _, ended) in moves.items() if to != at and not ended}
 
 
@@ -179,8 +179,8 @@ def test_in_a_grid_world_agent_and_target_begin_on_free_cells_of_their_own(moves
 
 def test_in_a_grid_world_every_free_cell_can_be_a_start_and_a_target(moves: Any) -> None:
     envs = begun("GridWorld-v0", 3000)
-    for who in ("agent", "target"):
-        assert {tuple(cell) for cell in state_of(envs)[who].tolist()} == free_cells(moves)
+    for field in ("agent", "target"):
+        assert {tuple(cell) for cell in state_of(envs)[field].tolist()} == free_cells(moves)
     envs.close()
 
 
@@ -354,7 +354,7 @@ def test_the_last_brick_ends_the_game(below_a_brick: NativeVectorEnv) -> None:
 
 
 def follow(envs: NativeVectorEnv, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Keeps the paddle below the ball, not always with the same part of it."""
+    """Keeps a varying part of the paddle below the ball."""
     state = state_of(envs)
     ahead = state["x"] + 1 - (state["paddle"] + rng.integers(3, 14, len(state)))
     return np.where(ahead < -2, TO_LEFT, np.where(ahead > 2, TO_RIGHT, STAY)).astype(np.int64)
@@ -362,7 +362,7 @@ def follow(envs: NativeVectorEnv, rng: np.random.Generator) -> NDArray[np.int64]
 
 @pytest.fixture(scope="module")
 def long_games() -> list[tuple[NDArray[Any], ...]]:
-    """Of players who follow the ball: frames, states, rewards and ends of two thousand steps each."""
+    """Frames, states, rewards and ends of two thousand steps of players that follow the ball."""
     envs = begun("Bricks-v0", 8)
     rng = np.random.default_rng(1)
     steps = []
@@ -391,7 +391,7 @@ def test_rewards_of_a_game_are_the_bricks_that_are_gone(long_games: Any) -> None
     broken = np.zeros(8)
     ended = np.zeros(8, bool)
     for _, states, rewards, terminated, truncated in long_games:
-        broken = np.where(ended, 0, broken + rewards)  # the step after the end begins anew
+        broken = np.where(ended, 0, broken + rewards)  # the step after the end is a reset
         ended = terminated | truncated
         assert broken.tolist() == [60 - int(bits).bit_count() for bits in states["bricks"]]
 
@@ -409,7 +409,7 @@ def test_the_ball_stays_in_the_picture(long_games: Any) -> None:
 
 @pytest.fixture
 def tag() -> Iterator[NativeVectorEnv]:
-    """One game, in which agent 1 is it, in the middle; the others stand far off on its right, left and below."""
+    """One game with agent 1 as "it" in the centre; the others are far away on its right, on its left and below."""
     envs = begun("Tag-v0")
     place(envs, it=1, x=[0.8, 0, -0.8, 0], y=[0, 0, 0, 0.8])
     yield envs
@@ -466,7 +466,7 @@ def test_in_tag_runners_gain_a_little_by_running(tag: NativeVectorEnv) -> None:
 
 @pytest.fixture
 def touching(tag: NativeVectorEnv) -> NativeVectorEnv:
-    """Agent 2 stands within reach of agent 1, which is it."""
+    """Agent 2 is within reach of agent 1, which is "it"."""
     place(tag, x=[0.8, 0, 0.1, 0])
     return tag
 
@@ -553,7 +553,7 @@ def test_in_tag_agents_see_where_the_others_are_from_themselves() -> None:
 
 
 def chase(state: NDArray[Any], alive: NDArray[Any]) -> NDArray[np.int64]:
-    """Actions of games in which it runs after the nearest and the others stand still."""
+    """Actions of games in which "it" follows the nearest agent and the others do not move."""
     actions = np.zeros((len(state), 4), np.int64)
     for game, (xs, ys, it) in enumerate(state.tolist()):
         ways = [

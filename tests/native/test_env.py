@@ -1,4 +1,4 @@
-"""NativeEnv: one native environment for Gymnasium, which finds it by name."""
+"""NativeEnv: one native environment, also from Gymnasium's registry."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
 
-from memlane.native import NativeEnv, NativeVectorEnv, Spec, built_in, built_in_names
+from memlane.native import NativeEnv, NativeVectorEnv, Spec, built_in_names
+from memlane.native.lowlevel import built_in
 from tests.support.native_envs import assert_same, copied
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 SINGLE = [name for name in built_in_names() if built_in(name).num_agents == 1]
 GAMES = [name for name in built_in_names() if built_in(name).num_agents > 1]
@@ -33,7 +34,7 @@ def pole() -> Iterator[NativeEnv]:
 
 
 def program(code: str) -> str:
-    """What a program of its own prints."""
+    """The output of a separate process."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -41,7 +42,7 @@ def program(code: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------ the environment
 
-# What the checker thinks of an environment that is right as it is.
+# Warnings of the checker that are matters of taste.
 OPINIONS = ["probably too low", "probably too high", "not having a spec", "normalized", "flattened"]
 
 
@@ -65,16 +66,16 @@ def test_the_checker_has_nothing_against_an_environment_of_several_fields(spec_o
 
 
 def test_it_is_one_row_of_many(pole: NativeEnv) -> None:
-    many = NativeVectorEnv(built_in("CartPole-v1"), 4)
-    rows, _ = many.reset(seed=10)
+    envs = NativeVectorEnv(built_in("CartPole-v1"), 4)
+    rows, _ = envs.reset(seed=10)
     observation, _ = pole.reset(seed=12)
     assert_same(observation, rows[2])
     for _ in range(5):
-        rows, rewards, terminated, truncated, _ = many.step([1, 1, 1, 1])
+        rows, rewards, terminated, truncated, _ = envs.step([1, 1, 1, 1])
         step = pole.step(1)
         assert_same(step[0], rows[2])
         assert step[1:] == (rewards[2], terminated[2], truncated[2], {})
-    many.close()
+    envs.close()
 
 
 def test_rewards_and_flags_are_numbers_of_python(pole: NativeEnv) -> None:
@@ -141,17 +142,17 @@ def test_a_negative_seed_is_the_error_of_gymnasium(pole: NativeEnv) -> None:
 
 
 def test_an_option_is_an_error_that_names_it(pole: NativeEnv) -> None:
-    with pytest.raises(ValueError, match=r"CartPole-v1 has no options, found \{'low': 1\}"):
+    with pytest.raises(ValueError, match=r"CartPole-v1 has no reset options, found \{'low': 1\}"):
         pole.reset(options={"low": 1})
 
 
 @pytest.mark.parametrize("action", [2, -1, 0.5, [0, 1], "left", None])
 def test_what_is_no_action_is_an_error_and_nothing_is_stepped(action: Any, pole: NativeEnv) -> None:
     pole.reset(seed=1)
-    before = pole._one.state.copy()
+    before = pole._envs.state.copy()
     with pytest.raises((ValueError, TypeError), match="expected"):
         pole.step(action)
-    assert_same(pole._one.state, before)
+    assert_same(pole._envs.state, before)
 
 
 def test_a_step_before_the_first_reset_is_an_error(pole: NativeEnv) -> None:
@@ -169,7 +170,7 @@ def test_a_step_past_the_end_is_an_error(spec_of: Callable[[str], Spec]) -> None
 
 
 def test_an_environment_of_several_agents_is_an_error_that_says_what_to_do(spec_of: Callable[[str], Spec]) -> None:
-    with pytest.raises(ValueError, match=r"Team has 3 agents; memlane\.native\.make"):
+    with pytest.raises(ValueError, match=r"Team has 3 agents, NativeEnv supports one; use memlane\.native\.make"):
         NativeEnv(spec_of("team"))
 
 
@@ -241,7 +242,9 @@ def test_gymnasium_makes_many_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", GAMES)
 def test_gymnasium_does_not_make_one_of_several_agents(name: str) -> None:
-    with pytest.raises(ValueError, match=r"agents; memlane\.native\.make shows each as a row"):
+    with pytest.raises(
+        ValueError, match=r"agents, NativeEnv supports one; use memlane\.native\.make, which has a row per agent"
+    ):
         gymnasium.make(f"memlane/{name}")
 
 

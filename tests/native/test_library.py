@@ -1,17 +1,21 @@
-"""Library: where native environments come from, and what is said when they do not."""
+"""Library: where native environments come from, and the errors when there are none."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 
-from memlane.native import SpecError, built_in, built_in_names, load, make, open_library
+from memlane.native import NativeEnv, SpecError, built_in_names, load, make
+from memlane.native.lowlevel import built_in, open_library
 from tests.support.native_envs import gcc
 
 HELPED = """
@@ -37,8 +41,24 @@ def test_the_names_of_built_in_environments_are_sorted_and_each_opens() -> None:
 
 
 def test_an_unknown_name_is_an_error_that_names_those_that_there_are() -> None:
-    with pytest.raises(LookupError, match=r"no native environment 'CartPole'; there are: .*CartPole-v1"):
-        make("CartPole")
+    names = ", ".join(built_in_names())
+    with pytest.raises(
+        LookupError, match=re.escape(f"unknown native environment 'Chess-v9' (built-in environments: {names})")
+    ):
+        make("Chess-v9")
+
+
+@pytest.mark.parametrize("name", ["CartPol-v1", "CartPole", "cartpole-v1", "memlane/CartPole-v1"])
+@pytest.mark.parametrize("create", [make, NativeEnv], ids=["make", "NativeEnv"])
+def test_a_misspelt_name_is_answered_with_the_nearest_one(create: Callable[[str], Any], name: str) -> None:
+    expected = f"unknown native environment {name!r}; did you mean 'CartPole-v1'? (built-in environments: Acrobot-v1, "
+    with pytest.raises(LookupError, match=re.escape(expected)):
+        create(name)
+
+
+def test_gymnasium_answers_a_misspelt_id_with_the_nearest_one() -> None:
+    with pytest.raises(gymnasium.error.NameNotFound, match=r"`CartPol` doesn't exist in namespace memlane.*`CartPole`"):
+        gymnasium.make("memlane/CartPol-v1")
 
 
 def test_a_file_that_is_not_there_is_an_error_that_says_what_makes_it(tmp_path: Path) -> None:

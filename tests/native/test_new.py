@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from memlane.core import MemlaneError
-from memlane.native import load, open_library
+from memlane.native import load
 from memlane.native.build import _FAST, _FLAGS, build
+from memlane.native.lowlevel import open_library
 from memlane.native.new import FolderExists, NewError, new
 from tests.support.processes import within
 
@@ -74,13 +75,13 @@ def test_it_has_the_name_that_was_given(folder: Path) -> None:
     assert open_library(folder / "orchard.so").name == "orchard"
 
 
-def test_its_picture_shows_something(folder: Path) -> None:
+def test_its_image_shows_something(folder: Path) -> None:
     envs = load(folder / "orchard.so")
     envs.reset(seed=1)
-    picture = envs.render()
+    image = envs.render()
     envs.close()
-    assert picture is not None
-    assert len({tuple(color) for color in picture.reshape(-1, 3).tolist()}) == 3
+    assert image is not None
+    assert len({tuple(color) for color in image.reshape(-1, 3).tolist()}) == 3
 
 
 def test_it_passes_its_own_tests(folder: Path) -> None:
@@ -108,27 +109,27 @@ def test_training_without_the_library_says_how_to_make_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["", "2fast", "a-b", "a b", "../up", "a.c", "böot", "_hidden"])
 def test_what_is_no_identifier_is_no_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises(NewError, match="cannot be a name: use letters"):
+    with pytest.raises(NewError, match="cannot be a name: use the letters A to Z"):
         new(name, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(("name", "language"), [("lambda", "Python"), ("double", "C"), ("while", "Python")])
 def test_words_of_the_languages_are_no_names(name: str, language: str, tmp_path: Path) -> None:
-    with pytest.raises(NewError, match=f"it is a word of {language}"):
+    with pytest.raises(NewError, match=f"it is a keyword of {language}"):
         new(name, tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", ["random", "numpy", "memlane", "train"])
 def test_a_library_that_would_hide_a_module_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(NewError, match=rf"{name}\.so would stand in the way of Python's `import {name}`"):
+    with pytest.raises(NewError, match=rf"{name}\.so would hide the Python module {name} from `import {name}`"):
         new(name, tmp_path / "new")
 
 
 def test_an_existing_folder_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "orchard").mkdir()
     (tmp_path / "orchard" / "train.py").write_text("mine")
-    with pytest.raises(FolderExists, match="is there already"):
+    with pytest.raises(FolderExists, match="already exists and was not changed"):
         new("orchard", tmp_path / "orchard")
     assert [file.name for file in (tmp_path / "orchard").iterdir()] == ["train.py"]
     assert (tmp_path / "orchard" / "train.py").read_text() == "mine"

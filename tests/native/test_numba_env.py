@@ -1,4 +1,4 @@
-"""numba_env: environments in Python that become machine code, on the host of those in C."""
+"""numba_env: environments in Python, compiled to machine code, on the same host as those in C."""
 
 # ruff: noqa: ARG001, ARG005, N805  (what functions take by name is the subject)
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode
 
-from memlane.native import NativeVectorEnv, Spec, SpecError, built_in
+from memlane.native import NativeVectorEnv, Spec, SpecError
+from memlane.native.lowlevel import built_in
 from memlane.native.numba_env import choice, numba_env, random_bits, uniform
 from memlane.testing import check_env
 
@@ -26,7 +27,7 @@ BOUNDS = np.array([4.8, np.inf, 0.41887903, np.inf])
 
 @pytest.fixture(scope="session")
 def cart_pole() -> Spec:
-    # Observations of float64, as what is compared is the arithmetic and not how it is rounded.
+    # Observations are float64: the comparison is about arithmetic, not about rounding to float32.
     @numba_env(
         name="NumbaCartPole-v1",
         observation_space=Box(-BOUNDS, BOUNDS, dtype=np.float64),
@@ -61,7 +62,7 @@ def cart_pole() -> Spec:
 
 @pytest.fixture(scope="session")
 def everything() -> Spec:
-    """Every kind of space, of every part."""
+    """Every kind of space, in observations, actions and infos."""
 
     @numba_env(
         name="Everything-v0",
@@ -106,9 +107,9 @@ def everything() -> Spec:
             info.pair[0] = steps
             return float(action.move), False, state.n == 9
 
-        def render(state, picture):  # type: ignore[no-untyped-def]
-            picture[:] = 7
-            picture[0, 0, 0] = state.n
+        def render(state, image):  # type: ignore[no-untyped-def]
+            image[:] = 7
+            image[0, 0, 0] = state.n
 
     return Everything  # type: ignore[return-value]
 
@@ -125,7 +126,7 @@ def test_a_cart_pole_does_what_the_one_in_c_does(cart_pole: Spec) -> None:
         _, _, terminated, truncated, _ = mine.step(actions)
         _, _, *ends, _ = built.step(actions)
         assert (terminated.tolist(), truncated.tolist()) == (ends[0].tolist(), ends[1].tolist())
-        # C keeps four arrays of numbers, one after the other; this one a record for each environment.
+        # The C code has four arrays, one after the other; this one a record per environment.
         states = mine.state.view(np.float64).reshape(64, 4), built.state.view(np.float64).reshape(4, 64).T
         largest = max(largest, float(np.abs(states[0] - states[1]).max()))
     assert largest < 1e-9
@@ -147,7 +148,7 @@ def drawn_in_c(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-@pytest.mark.usefixtures("cart_pole")  # until the first environment is made, numba does not know these functions
+@pytest.mark.usefixtures("cart_pole")  # numba knows these functions only after the first environment was declared
 @pytest.mark.parametrize("compiled", [True, False])
 def test_random_numbers_are_those_of_c_to_the_last_bit(compiled: bool, drawn_in_c: ctypes.CDLL) -> None:
     import numba
@@ -180,7 +181,7 @@ def test_random_numbers_are_those_of_c_to_the_last_bit(compiled: bool, drawn_in_
 
 
 def test_a_cart_pole_keeps_the_rules_on_several_threads_and_in_all_autoreset_modes(cart_pole: Spec) -> None:
-    assert {"threads", "autoreset", "past_end", "guards"} <= set(check_env(cart_pole).checked)
+    assert {"threads", "autoreset", "past_end", "buffer_bounds"} <= set(check_env(cart_pole).checked)
 
 
 def test_every_kind_of_space_keeps_the_rules(everything: Spec) -> None:
@@ -215,12 +216,12 @@ def test_a_third_returned_value_cuts_the_episode_off(everything: Spec) -> None:
     assert cut == [False] * 9 + [True]
 
 
-def test_a_picture_is_drawn(everything: Spec) -> None:
+def test_an_image_is_drawn(everything: Spec) -> None:
     envs = NativeVectorEnv(everything, 2)
     envs.reset(seed=0)
-    picture = envs.render(1)
-    assert picture is not None
-    assert (picture.shape, picture[0, 0].tolist(), picture[3, 5].tolist()) == ((4, 6, 3), [255, 7, 7], [7, 7, 7])
+    image = envs.render(1)
+    assert image is not None
+    assert (image.shape, image[0, 0].tolist(), image[3, 5].tolist()) == ((4, 6, 3), [255, 7, 7], [7, 7, 7])
 
 
 def test_environments_outlive_the_spec_that_they_were_made_of() -> None:
@@ -250,17 +251,19 @@ def test_a_function_that_does_not_compile_is_named_with_the_reason_and_the_line(
 
 
 def test_a_field_that_the_state_does_not_have_is_named() -> None:
-    with pytest.raises(SpecError, match="'step' does not compile: there is no field 'nothing' in the record"):
+    with pytest.raises(SpecError, match="'step' does not compile: the record has no field 'nothing'"):
         counting(lambda state, observation: (state.nothing, False))
 
 
-def test_a_step_that_returns_something_else_is_told_what_it_must_return() -> None:
+def test_an_error_says_what_a_step_must_return() -> None:
     with pytest.raises(SpecError, match="'step' does not compile: it must return `reward, terminated`"):
         counting(lambda state, observation: 1.0)
 
 
-def test_a_function_cannot_take_what_there_is_not() -> None:
-    with pytest.raises(SpecError, match=r"'step' takes 'self', but can take: state, action, .*there is no self"):
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"'step' has an unknown argument 'self'; leave out self.*\(arguments: state, action, "
+    ):
         counting(lambda self, action: (1.0, False))
 
 
@@ -270,8 +273,19 @@ def test_a_function_that_raises_is_refused() -> None:
             raise ValueError("too many")
         return 1.0, False
 
-    with pytest.raises(SpecError, match="'step' raises or asserts, and nobody is there to catch it"):
+    with pytest.raises(SpecError, match="'step' raises or asserts, but no Python code runs that could catch it"):
         counting(step)
+
+
+def test_a_misspelt_argument_or_function_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(SpecError, match=r"'step' has an unknown argument 'stat'; did you mean 'state'\?"):
+        counting(lambda stat: (1.0, False))
+    decorate = numba_env(name="A", observation_space=Box(0, 1, (1,)), action_space=Discrete(2), state=[("n", "i4")])
+    functions = {"reset": lambda observation: None, "step": lambda state: (1.0, False), "rendr": lambda state: None}
+    with pytest.raises(
+        SpecError, match=r"unknown function 'rendr'; did you mean 'render'\? \(functions: reset, step, "
+    ):
+        decorate(type("Misspelt", (), functions))
 
 
 def test_a_class_without_a_step_is_refused() -> None:
@@ -283,11 +297,11 @@ def test_a_class_without_a_step_is_refused() -> None:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (MultiBinary(3), "MultiBinary.* cannot be declared; it must be a Box, a Discrete, a MultiDiscrete or a Dict"),
-        (Dict({"a": Dict({"b": Discrete(2)})}), "observation 'a' is Dict"),
-        (Dict({"not a name": Discrete(2)}), "observation 'not a name' must have a name that can be written"),
-        (Box(0, 1, (1, 1, 1, 1, 1)), "there can be 4 dimensions"),
-        (Box(0, 1, (2,), np.float16), "is of type float16; there are: float32"),
+        (MultiBinary(3), "must be a Box, a Discrete, a MultiDiscrete or a Dict of these, found MultiBinary"),
+        (Dict({"a": Dict({"b": Discrete(2)})}), "observation 'a' must be a Box, .*found Dict"),
+        (Dict({"not a name": Discrete(2)}), "the name of observation 'not a name' must be a Python identifier"),
+        (Box(0, 1, (1, 1, 1, 1, 1)), "can have at most 4 dimensions, found"),
+        (Box(0, 1, (2,), np.float16), "must have one of the dtypes float32, .*; found float16"),
     ],
     ids=["kind", "nested", "name", "dims", "dtype"],
 )

@@ -14,12 +14,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from memlane.native import NativeEnv, NativeVectorEnv, built_in, open_library
+from memlane.native import NativeEnv, NativeVectorEnv
+from memlane.native.lowlevel import built_in, open_library
 from memlane.vector import AsyncVectorEnv, WorkerDied
 from tests.support.native_envs import Making, assert_same, copied, run
 
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
@@ -78,7 +79,7 @@ def test_no_more_threads_are_chosen_than_there_are_cores(making: Making) -> None
 
 
 def forked(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns in a forked child; its error is raised here."""
+    """The result of ``work`` in a forked child; its exception is raised here."""
     context = mp.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
 
@@ -157,7 +158,7 @@ def test_a_forked_child_sends_and_receives_with_threads_of_its_own(making: Makin
 
 
 def test_a_forked_child_does_not_wait_for_what_its_parent_has_sent(making: Making) -> None:
-    """Whoever works on that is not there. It may not be left with environments that never come back."""
+    """The threads of the parent do not exist in the child, which must not wait for steps that never complete."""
     envs = making("trouble", 3)
     envs.reset(seed=1)
     envs.send([1, 0, 0])
@@ -172,7 +173,7 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_has_sent(making: Makin
         envs.recv(3, timeout=60)
 
 
-def test_in_debug_mode_a_forked_child_is_told_to_make_its_own(making: Making, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_debug_mode_a_forked_child_must_create_its_own(making: Making, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMLANE_DEBUG", "1")
     envs = making("CartPole-v1", 2)
     del [*envs.reset(seed=1)][:]
@@ -184,7 +185,7 @@ def test_in_debug_mode_a_forked_child_is_told_to_make_its_own(making: Making, mo
             return str(error)
         return ""
 
-    assert "make new ones here" in forked(step)
+    assert "create new ones in this process" in forked(step)
 
 
 # ------------------------------------------------------------------------------------------------------------- workers
@@ -240,7 +241,7 @@ def test_a_spec_that_goes_along_to_workers_does_not_crash_them() -> None:
     try:
         pickle.dumps(spec)
     except Exception:
-        return  # they are told that it cannot
+        return  # an error says that it cannot
     envs = AsyncVectorEnv([lambda: NativeEnv(spec)] * 2, num_workers=1, context="spawn")
     try:
         envs.reset(seed=1)

@@ -1,4 +1,4 @@
-"""send and recv of native environments: those that are ready first are received first."""
+"""send and recv of native environments: steps that complete first are received first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from memlane.native import NativeVectorEnv, Spec
 from tests.support.native_envs import Making, actions_for, assert_same, copied
 from tests.support.processes import within
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 SLOW, LAST = 1, 3
 
 
 @pytest.fixture
 def envs(making: Making) -> NativeVectorEnv:
-    """Four that count their steps; action 1 takes 0.3 s."""
+    """Four environments that count their steps; a step with action 1 takes 0.3 s."""
     made = making("trouble", 4)
     made.reset(seed=1)
     return made
@@ -188,10 +188,10 @@ def test_no_environments_may_be_sent_nothing(envs: NativeVectorEnv) -> None:
         ([4], IndexError, "0 to 3, found 4"),
         ([-1], IndexError, "0 to 3, found -1"),
         ([1, 1], ValueError, "each environment once"),
-        ([0.5], TypeError, "whole numbers"),
+        ([0.5], TypeError, "integers"),
         ([[0]], TypeError, "one dimension"),
-        (["a"], TypeError, "whole numbers"),
-        (1, TypeError, "env_ids must be whole numbers in one dimension"),
+        (["a"], TypeError, "integers"),
+        (1, TypeError, "env_ids must be integers in one dimension"),
     ],
 )
 def test_numbers_of_environments_that_are_none_are_an_error(
@@ -199,19 +199,19 @@ def test_numbers_of_environments_that_are_none_are_an_error(
 ) -> None:
     with pytest.raises(error, match=message):
         envs.send([0] * np.size(ids), ids)
-    assert envs.step([0, 0, 0, 0])[0].tolist() == [1, 1, 1, 1]  # nobody was sent anything
+    assert envs.step([0, 0, 0, 0])[0].tolist() == [1, 1, 1, 1]  # no environment had been sent an action
 
 
 def test_an_action_for_an_environment_that_has_one_is_an_error_that_names_it(envs: NativeVectorEnv) -> None:
     envs.send([SLOW], [2])
-    with pytest.raises(AlreadyPendingCallError, match=r"environments \[2\] have an action already"):
+    with pytest.raises(AlreadyPendingCallError, match=r"environments \[2\] have a pending action"):
         envs.send([0, 0], [1, 2])
     assert envs.recv(1)[5].tolist() == [2]
 
 
 def test_an_action_for_an_environment_that_was_not_received_yet_is_an_error(envs: NativeVectorEnv) -> None:
     envs.send([0, 0, 0, 0])
-    time.sleep(0.1)  # it is back, and nobody has looked
+    time.sleep(0.1)  # its step is complete, but not received
     with pytest.raises(AlreadyPendingCallError):
         envs.send([0], [2])
 
@@ -222,13 +222,13 @@ def test_other_calls_must_wait_for_those_that_are_away(call: str, making: Making
     envs.reset(seed=1)
     envs.send([0], [1])
     arguments = {"step": [[0, 0]], "reset": [], "render": [], "step_into": [[0, 0], {}, 0]}[call]
-    with pytest.raises(ValueError, match=r"must wait: 1 environments were sent actions; `recv` them first"):
+    with pytest.raises(ValueError, match="while 1 environments have pending actions from `send`; call `recv` first"):
         getattr(envs, call)(*arguments)
     assert envs.recv()[5].tolist() == [1]
 
 
 def test_an_action_before_the_first_reset_is_an_error(making: Making) -> None:
-    with pytest.raises(ValueError, match="`send` needs `reset"):
+    with pytest.raises(ValueError, match=r"call `reset\(\)` before `send`"):
         making("trouble", 2).send([0, 0])
 
 

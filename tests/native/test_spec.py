@@ -1,4 +1,4 @@
-"""Spec: the mirrors of the C structs are those of the compiler, and what a library declares wrongly is named."""
+"""Spec: the mirrors of the C structs match the compiler's layout, and errors name what a library declares wrongly."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from memlane import _native
 from memlane.core import MemlaneError
-from memlane.native import NativeVectorEnv, Spec, SpecError, built_in, built_in_names, open_library
-from memlane.native.spec import CEnvs, CField, CSetting, CSpec
+from memlane.native import NativeVectorEnv, Spec, SpecError, built_in_names
+from memlane.native.lowlevel import CEnvs, CField, CSetting, CSpec, built_in, open_library
 from tests.support.native_envs import gcc
 
 MIRRORS = {"memlane_spec": CSpec, "memlane_field": CField, "memlane_setting": CSetting, "memlane_envs": CEnvs}
@@ -163,7 +163,7 @@ def test_every_dtype_of_the_header_is_that_of_numpy(name: str, declare: Declare)
 
 
 @pytest.mark.parametrize("name", ["INT8", "UINT8", "INT32", "UINT32"])
-def test_whole_numbers_without_bounds_may_be_all_that_there_are(name: str, declare: Declare) -> None:
+def test_integers_without_bounds_have_those_of_their_dtype(name: str, declare: Declare) -> None:
     low = "0" if name.startswith("U") else "-INFINITY"
     spec = declare(observations=(f".dtype = MEMLANE_{name}, .low = {low}, .high = INFINITY",))
     limits = np.iinfo(name.lower())
@@ -235,7 +235,7 @@ def test_a_name_that_is_no_text_is_named(declare: Declare) -> None:
 
 @pytest.mark.parametrize("function", ["reset", "step"])
 def test_a_missing_function_is_named(function: str, declare: Declare) -> None:
-    refused(declare, "(Declared)", f"no function '{function}'", extra=f".{function} = 0")
+    refused(declare, "(Declared)", f"the spec has no function '{function}'", extra=f".{function} = 0")
 
 
 def test_a_negative_limit_of_steps_is_named(declare: Declare) -> None:
@@ -248,13 +248,19 @@ def test_a_negative_number_of_agents_is_named(declare: Declare) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [("1", "0"), ("NAN", "0"), ("0", "NAN")])
 def test_a_range_of_rewards_that_cannot_be_is_named(low: str, high: str, declare: Declare) -> None:
-    refused(declare, "rewards from", low.lower(), high.lower(), extra=f".reward_low = {low}, .reward_high = {high}")
+    refused(
+        declare,
+        "reward_low must not be above reward_high",
+        low.lower(),
+        high.lower(),
+        extra=f".reward_low = {low}, .reward_high = {high}",
+    )
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 0), (4, 0), (0, 4), (-4, 4), (4, -4)])
 def test_a_picture_without_a_size_is_named(width: int, height: int, declare: Declare) -> None:
     extra = f".render = draw, .render_width = {width}, .render_height = {height}"
-    refused(declare, "width and a height above 0", "render given", f"{width} x {height}", extra=extra)
+    refused(declare, "width and a height above 0", "render set", f"{width} x {height}", extra=extra)
 
 
 def test_a_size_without_a_picture_is_named(declare: Declare) -> None:
@@ -276,8 +282,8 @@ def test_a_negative_count_of_fields_is_named(part: str, declare: Declare) -> Non
 def test_an_array_of_fields_that_is_null_is_named(part: str, declare: Declare) -> None:
     with pytest.raises(SpecError, match=rf"declared\.so.*{part}s") as raised:
         declare(extra=f".{part}s = 0, .num_{part}s = 1")
-    assert "at least 1 field(s), found 1" not in str(raised.value)  # it says what is not wrong
-    assert "at least 0 field(s), found 1" not in str(raised.value)
+    assert "the count is 1, but the pointer to the fields is NULL" in str(raised.value)
+    assert "at most 1024 fields" not in str(raised.value)  # the count is valid
 
 
 def test_more_fields_than_there_can_be_are_named(declare: Declare) -> None:
@@ -289,12 +295,12 @@ def test_more_fields_than_there_can_be_are_named(declare: Declare) -> None:
 @pytest.mark.parametrize("part", ["observation", "action"])
 def test_an_unknown_dtype_is_named(part: str, dtype: int, declare: Declare) -> None:
     field = {f"{part}s": (f'.name = "ear", .dtype = {dtype}',)}
-    refused(declare, f"{part} 0 (ear)", f"no dtype {dtype}", "enum memlane_dtype", **field)
+    refused(declare, f"{part} 0 (ear)", f"unknown dtype {dtype}", "enum memlane_dtype", **field)
 
 
 def test_an_unknown_kind_is_named(declare: Declare) -> None:
     field = f'.name = "ear", {FIELD}, .kind = 2'
-    refused(declare, "observation 0 (ear)", "no kind 2", "enum memlane_kind", observations=(field,))
+    refused(declare, "observation 0 (ear)", "unknown kind 2", "enum memlane_kind", observations=(field,))
 
 
 @pytest.mark.parametrize("dims", [-1, 5])
@@ -362,7 +368,7 @@ def test_a_field_without_a_name_among_several_is_named(part: str, declare: Decla
 @pytest.mark.parametrize("part", ["observation", "action", "info"])
 def test_two_fields_of_one_name_are_named(part: str, declare: Declare) -> None:
     fields = {f"{part}s": (f'.name = "eye", {CHOICE}',) * 2}
-    refused(declare, f"{part}s", "a name of its own", "['eye', 'eye']", **fields)
+    refused(declare, f"{part}s", "names of fields must be unique", "['eye', 'eye']", **fields)
 
 
 def test_an_info_without_a_name_is_named(declare: Declare) -> None:
@@ -382,7 +388,13 @@ def test_a_setting_without_a_name_is_named(declare: Declare) -> None:
 @pytest.mark.parametrize(("value", "low", "high"), [("5", "0", "1"), ("-1", "0", "1"), ("NAN", "0", "1")])
 def test_a_setting_out_of_its_bounds_is_named(value: str, low: str, high: str, declare: Declare) -> None:
     settings = (f'.name = "wind", .value = {value}, .low = {low}, .high = {high}',)
-    refused(declare, "setting 'wind'", value.lower(), f"from {low}.0 to {high}.0", settings=settings)
+    refused(
+        declare,
+        "setting 'wind'",
+        value.lower(),
+        f"must be from {low}.0 to {high}.0, found {value.lower()}",
+        settings=settings,
+    )
 
 
 def test_two_settings_of_one_name_are_named(declare: Declare) -> None:
@@ -390,8 +402,8 @@ def test_two_settings_of_one_name_are_named(declare: Declare) -> None:
 
 
 @pytest.mark.parametrize("name", ["copy", "num_threads", "max_episode_steps"])
-def test_a_setting_that_nobody_could_set_is_named(name: str, declare: Declare) -> None:
-    """It has the name of an argument of ``NativeVectorEnv``, which would take it."""
+def test_a_setting_with_the_name_of_an_argument_is_named(name: str, declare: Declare) -> None:
+    """The value would be passed to that argument of ``NativeVectorEnv`` instead."""
     refused(declare, name, settings=(f'.name = "{name}", .high = 1',))
 
 
@@ -400,22 +412,32 @@ def test_a_setting_that_nobody_could_set_is_named(name: str, declare: Declare) -
 
 def test_a_given_setting_takes_the_place_of_its_own_value(declare: Declare) -> None:
     spec = declare(settings=('.name = "wind", .value = 2, .high = 3', '.name = "rain", .value = 1, .high = 3'))
-    assert spec.settings_from({"rain": np.float32(0.5)}) == [2.0, 0.5]
+    assert spec.resolve_settings({"rain": np.float32(0.5)}) == [2.0, 0.5]
 
 
 def test_an_unknown_setting_is_an_error_that_names_those_that_there_are(declare: Declare) -> None:
     spec = declare(settings=('.name = "wind", .high = 3', '.name = "rain", .high = 3'))
-    with pytest.raises(TypeError, match="Declared has no setting 'snow'; it has: wind, rain"):
-        spec.settings_from({"snow": 1})
+    with pytest.raises(TypeError, match=r"Declared has no setting 'snow' \(settings: wind, rain\)"):
+        spec.resolve_settings({"snow": 1})
+
+
+def test_a_misspelt_setting_is_answered_with_the_nearest_setting_or_argument(declare: Declare) -> None:
+    spec = declare(settings=('.name = "wind", .high = 3', '.name = "rain", .high = 3'))
+    with pytest.raises(TypeError, match=r"no setting 'wnd'; did you mean 'wind'\? \(settings: wind, rain\)"):
+        NativeVectorEnv(spec, 2, wnd=1)
+    with pytest.raises(
+        TypeError, match=r"no setting 'num_thread'; did you mean 'num_threads'\? \(settings: wind, rain\)"
+    ):
+        NativeVectorEnv(spec, 2, num_thread=1)
 
 
 def test_an_unknown_setting_where_there_are_none_is_an_error(declare: Declare) -> None:
-    with pytest.raises(TypeError, match="it has: none"):
-        declare().settings_from({"snow": 1})
+    with pytest.raises(TypeError, match=r"Declared has no setting 'snow' \(settings: none\)"):
+        declare().resolve_settings({"snow": 1})
 
 
 @pytest.mark.parametrize("value", [-0.1, 3.5, float("nan"), float("inf"), "1", None, [1]])
 def test_a_setting_that_is_no_number_in_its_bounds_is_an_error(value: Any, declare: Declare) -> None:
     spec = declare(settings=('.name = "wind", .high = 3',))
     with pytest.raises(ValueError, match=r"setting 'wind' must be a number from 0\.0 to 3\.0, found"):
-        spec.settings_from({"wind": value})
+        spec.resolve_settings({"wind": value})

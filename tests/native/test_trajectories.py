@@ -21,7 +21,7 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-7}
 
 @dataclass(frozen=True)
 class Classic:
-    """An environment, and how the C code lays out its state: ``numbers`` arrays of ``dtype`` one after the other."""
+    """An environment, and the layout of its state: ``numbers`` arrays of ``dtype`` one after the other."""
 
     name: str
     numbers: int
@@ -29,8 +29,8 @@ class Classic:
     start: tuple[list[float], list[float]]  # the bounds of Gymnasium's initial states
     anywhere: tuple[
         list[float], list[float]
-    ]  # of all states that can be come to, and somewhat beyond where there is no limit
-    edges: tuple[list[float], ...]  # for each number those at which something happens: all combinations are tried
+    ]  # bounds of all reachable states, and somewhat beyond where there is no limit
+    edges: tuple[list[float], ...]  # the values of each number at which behaviour changes; all combinations are tested
 
 
 CLASSICS = {
@@ -103,13 +103,13 @@ def actions_of(name: str, count: int, seed: int = 3) -> NDArray[Any]:
     rng = np.random.default_rng(seed)
     if isinstance(space, gymnasium.spaces.Discrete):
         return rng.integers(space.n, size=count)
-    # Some beyond the bounds, which Gymnasium cuts off, and some on them.
+    # Some beyond the bounds, which Gymnasium clips, and some exactly on them.
     wide = rng.uniform(1.5 * space.low, 1.5 * space.high, (count, *space.shape)).astype(np.float32)
     return np.where(rng.random((count, 1)) < 0.1, np.sign(wide) * space.high, wide)
 
 
 def numbers_of(envs: NativeVectorEnv, name: str) -> NDArray[Any]:
-    """The states, writeable: a row for each environment."""
+    """The states as a writable array with one row per environment."""
     classic = CLASSICS[name]
     return envs.state.view(classic.dtype).reshape(classic.numbers, -1).T
 
@@ -130,7 +130,7 @@ def gymnasiums(name: str, kind: str) -> Outcome:
     outcomes = []
     for state, action in zip(states, actions_of(name, len(states)), strict=True):
         env.state = state.copy()
-        env.steps_beyond_terminated = None  # CartPole's
+        env.steps_beyond_terminated = None  # an attribute of CartPole
         observation, reward, terminated, _, _ = env.step(action)
         outcomes.append((np.array(env.state, np.float64), observation.copy(), reward, terminated))
     return Outcome(*(np.array(part) for part in zip(*outcomes, strict=True)))
@@ -191,7 +191,7 @@ def test_a_float32_state_rounds_as_gymnasiums_does_bit_by_bit() -> None:
 
 
 def swing(name: str, observation: NDArray[Any], random_action: Any) -> Any:
-    """Push the way it goes: so it comes to its goal, which it never does at random."""
+    """Push in the direction of motion, which reaches the goal; random actions never do."""
     if name == "Acrobot-v1":
         return np.int64(0 if observation[4] >= 0 else 2)
     if name == "MountainCar-v0":
@@ -206,8 +206,8 @@ SWINGING = ["Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
     ("name", "policy"), [(name, "random") for name in NAMES] + [(name, "swing") for name in SWINGING]
 )
 def test_whole_episodes_are_gymnasiums_step_by_step(name: str, policy: str) -> None:
-    # Acrobot is chaotic: what differs in the last bit of a double is another swing in the end. After 500 random steps
-    # it is 1e-7, and may be more on another machine; so not all of them are compared.
+    # Acrobot is chaotic: a difference in the last bit of a double grows. After 500 random steps it is 1e-7, and may be
+    # larger on another machine, so not all steps are compared.
     steps = 300 if name == "Acrobot-v1" else gymnasium.spec(name).max_episode_steps
     assert steps is not None
     count = 9  # two vectors of four and one more
@@ -256,7 +256,7 @@ def test_the_action_space_is_gymnasiums(name: str) -> None:
 @names
 def test_the_limit_of_steps_is_gymnasiums(name: str) -> None:
     envs = make(name)
-    assert envs.spec_of_env.max_episode_steps == gymnasium.spec(name).max_episode_steps
+    assert envs.native_spec.max_episode_steps == gymnasium.spec(name).max_episode_steps
     envs.close()
 
 

@@ -19,7 +19,7 @@ import pytest
 from memlane.core import BudgetError, Layout, Peer, WaitTimeout
 from memlane.runner.async_runner import AsyncRunner
 from memlane.runner.collector_error import CollectorError
-from memlane.runner.process_collectors import Collectors
+from memlane.runner.process_collectors import ProcessCollectors
 from memlane.runner.protocols import CollectorJoined, CollectorLost
 from tests.support.payloads import whole
 from tests.support.processes import state_of, within
@@ -246,7 +246,7 @@ def test_a_death_between_commit_and_count_does_not_let_one_rollout_too_many_begi
     """The rollout is in the ring, nobody has taken it, and its collector did not live to count it."""
     runner = make(die_between_commit_and_count, max_lag=0)
     runner.begin()
-    assert isinstance(runner.collectors, Collectors)
+    assert isinstance(runner.collectors, ProcessCollectors)
     ring = runner.collectors.ring
     assert wait_until(lambda: ring.unread == 1)
     assert wait_until(lambda: not exists(runner.pid(0)))
@@ -283,8 +283,8 @@ def test_a_collector_that_dies_too_often_ends_the_run_and_the_error_names_the_co
     runner = make(Die(at=0), max_restarts=2)
     with pytest.raises(
         CollectorError,
-        match=r"SIGKILL.*; 3 deaths in 60 s are more than the 2 that are replaced, and 0 collectors are left of at "
-        r"least 1 that the run needs",
+        match=r"SIGKILL.*; 3 deaths in 60 s exceed max_restarts=2, and 0 running collectors are fewer than "
+        r"min_collectors=1",
     ):
         runner.learn(5)
 
@@ -304,7 +304,7 @@ def test_old_deaths_are_forgotten(make: Make) -> None:
 
 def test_with_fewer_than_min_collectors_the_run_ends(make: Make) -> None:
     runner = make(Die(workers=(1,)), collectors=2, max_restarts=0, min_collectors=2, max_lag=0)
-    with pytest.raises(CollectorError, match="1 collectors are left of at least 2"):
+    with pytest.raises(CollectorError, match="1 running collectors are fewer than min_collectors=2"):
         runner.learn(50)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from memlane.core import Life, MemlaneError, Peer, PeerDied, SegmentClosed, WaitTimeout
+from memlane.core import MemlaneError, Peer, PeerDied, SegmentClosed, WaitTimeout
+from memlane.core.lowlevel import PeerState
 from memlane.ipc import CollectorError, CollectorErrors, Ring
 from tests.support import lanes as lane_support
 from tests.support.lanes import raise_quietly
@@ -272,7 +273,7 @@ def test_a_report_that_was_faster_than_the_watching_is_not_forgotten(errors: Col
     with collector(errors, "key") as process:
         peer = Peer.of(process.pid or 0)
         assert peer.wait(PATIENCE)  # dead and reported before anybody watches
-        assert peer.life is Life.ZOMBIE
+        assert peer.state is PeerState.ZOMBIE
         with pytest.raises(CollectorError, match="KeyError"):
             ring.reader().take(timeout=PATIENCE, peers=[errors.watch(WORKER, process.pid or 0)])
 

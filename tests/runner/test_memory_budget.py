@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from memlane.core import BudgetError, Layout
-from memlane.core.memory import Room
+from memlane.core.memory import FreeMemory
 from memlane.ipc import (
     BudgetWarning,
     MemoryBudget,
@@ -97,23 +97,23 @@ def test_the_sum_is_printed_with_its_parts() -> None:
 
 
 def test_what_fits_is_accepted_in_silence() -> None:
-    budget_of(("rollouts", 59, ""), warn_at=0.6, refuse_at=0.9).check(Room(100, "the box"))
+    budget_of(("rollouts", 59, ""), warn_at=0.6, refuse_at=0.9).check(FreeMemory(100, "the box"))
 
 
 def test_what_fits_barely_is_a_warning() -> None:
     with pytest.warns(BudgetWarning, match="more than 60% of the 100 bytes that the box has free"):
-        budget_of(("rollouts", 61, "")).check(Room(100, "the box"))
+        budget_of(("rollouts", 61, "")).check(FreeMemory(100, "the box"))
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(BudgetError, match="more than 90% of the 100 bytes that the box has free"):
-        budget_of(("rollouts", 91, "")).check(Room(100, "the box"))
+        budget_of(("rollouts", 91, "")).check(FreeMemory(100, "the box"))
 
 
 def test_the_thresholds_can_be_chosen() -> None:
     budget = budget_of(("rollouts", 30, ""), warn_at=0.1, refuse_at=0.2)
     with pytest.raises(BudgetError, match="more than 20%"):
-        budget.check(Room(100, "the box"))
+        budget.check(FreeMemory(100, "the box"))
 
 
 @pytest.mark.parametrize(("warn_at", "refuse_at"), [(0, 0.5), (0.9, 0.5), (0.5, 1.1)])
@@ -128,63 +128,65 @@ def test_the_message_names_the_largest_consumer_and_the_number_to_lower(nbytes: 
     words = re.escape(f"the largest is rollouts with {nbytes - nbytes // 10} bytes: lower num_envs=4096")
     if nbytes > 90:
         with pytest.raises(BudgetError, match=words):
-            budget.check(Room(100, "the box"))
+            budget.check(FreeMemory(100, "the box"))
     else:
         with pytest.warns(BudgetWarning, match=words):
-            budget.check(Room(100, "the box"))
+            budget.check(FreeMemory(100, "the box"))
 
 
 def test_a_consumer_without_a_setting_is_named_itself() -> None:
     with pytest.raises(BudgetError, match="make replay smaller"):
-        budget_of(("replay", 100, "")).check(Room(100, "the box"))
+        budget_of(("replay", 100, "")).check(FreeMemory(100, "the box"))
 
 
 def test_the_tightest_of_several_limits_counts() -> None:
     with pytest.raises(BudgetError, match="that the jar has free"):
-        budget_of(("rollouts", 50, "")).check(Room(100, "the box"), Room(50, "the jar"), Room(90, "the bag"))
+        budget_of(("rollouts", 50, "")).check(
+            FreeMemory(100, "the box"), FreeMemory(50, "the jar"), FreeMemory(90, "the bag")
+        )
 
 
 def test_nothing_fits_where_nothing_is_free() -> None:
     with pytest.raises(BudgetError, match="0 bytes that the box has free"):
-        budget_of(("rollouts", 1, "")).check(Room(0, "the box"))
+        budget_of(("rollouts", 1, "")).check(FreeMemory(0, "the box"))
 
 
 def test_nothing_at_all_always_fits() -> None:
-    MemoryBudget().check(Room(0, "the box"))
+    MemoryBudget().check(FreeMemory(0, "the box"))
 
 
 # ------------------------------------------------------------------------------------------------- what the machine has
 
 
 @pytest.fixture
-def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Room | None]:
+def rooms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, FreeMemory | None]:
     """What the machine, the control group and the file system of the names are said to have free."""
-    free: dict[str, Room | None] = {
-        "machine": Room(1000, "the machine"),
+    free: dict[str, FreeMemory | None] = {
+        "machine": FreeMemory(1000, "the machine"),
         "group": None,
-        "names": Room(1000, "the names"),
+        "names": FreeMemory(1000, "the names"),
     }
-    monkeypatch.setattr(memory_budget, "machine_room", lambda: free["machine"])
-    monkeypatch.setattr(memory_budget, "group_room", lambda: free["group"])
+    monkeypatch.setattr(memory_budget, "machine_memory", lambda: free["machine"])
+    monkeypatch.setattr(memory_budget, "cgroup_memory", lambda: free["group"])
     monkeypatch.setenv("MEMLANE_SHM_DIR", str(tmp_path))
-    monkeypatch.setattr(memory_budget, "directory_room", lambda path: free["names"] if path == tmp_path else None)
+    monkeypatch.setattr(memory_budget, "directory_space", lambda path: free["names"] if path == tmp_path else None)
     return free
 
 
-def test_without_a_limit_given_the_machine_counts(rooms: dict[str, Room | None]) -> None:
-    rooms["machine"] = Room(100, "the machine")
+def test_without_a_limit_given_the_machine_counts(rooms: dict[str, FreeMemory | None]) -> None:
+    rooms["machine"] = FreeMemory(100, "the machine")
     with pytest.raises(BudgetError, match="the machine has free"):
         budget_of(("rollouts", 99, "")).check()
 
 
-def test_without_a_limit_given_the_control_group_counts(rooms: dict[str, Room | None]) -> None:
-    rooms["group"] = Room(100, "the control group")
+def test_without_a_limit_given_the_control_group_counts(rooms: dict[str, FreeMemory | None]) -> None:
+    rooms["group"] = FreeMemory(100, "the control group")
     with pytest.raises(BudgetError, match="the control group has free"):
         budget_of(("rollouts", 99, "")).check()
 
 
-def test_named_lanes_must_fit_into_the_file_system_of_the_names(rooms: dict[str, Room | None]) -> None:
-    rooms["names"] = Room(100, "the file system of /dev/shm")
+def test_named_lanes_must_fit_into_the_file_system_of_the_names(rooms: dict[str, FreeMemory | None]) -> None:
+    rooms["names"] = FreeMemory(100, "the file system of /dev/shm")
     budget = MemoryBudget()
     budget.add("replay", 500, lower="capacity=500")
     budget.add("rollouts", 60, lower="num_slots=4", named=True)
@@ -196,9 +198,9 @@ def test_named_lanes_must_fit_into_the_file_system_of_the_names(rooms: dict[str,
         budget.check()
 
 
-def test_anonymous_lanes_need_no_room_in_the_file_system_of_the_names(rooms: dict[str, Room | None]) -> None:
+def test_anonymous_lanes_need_no_room_in_the_file_system_of_the_names(rooms: dict[str, FreeMemory | None]) -> None:
     """Docker gives /dev/shm 64 MB; a segment without a name is not bound by that."""
-    rooms["names"] = Room(0, "the file system of /dev/shm")
+    rooms["names"] = FreeMemory(0, "the file system of /dev/shm")
     budget_of(("rollouts", 500, "")).check()
 
 
@@ -216,11 +218,11 @@ def test_a_real_machine_accepts_a_few_bytes() -> None:
 
 def test_the_warning_is_shown_by_default() -> None:
     code = """
-    from memlane.core.memory import Room
+    from memlane.core.memory import FreeMemory
     from memlane.ipc import MemoryBudget
     budget = MemoryBudget()
     budget.add("rollouts", 70, lower="num_envs=4096")
-    budget.check(Room(100, "the box"))
+    budget.check(FreeMemory(100, "the box"))
     """
     assert "lower num_envs=4096" in errors_of(code)
 

@@ -1,6 +1,7 @@
 """The protocols between collectors and a learner: one suite for all implementations.
 
-``collectors.py`` has them over shared memory, ``in_process.py`` on threads. A third one joins by an entry in ``KINDS``.
+``process_collectors`` implements them over shared memory, ``thread_collectors`` on threads. A third one joins by an
+entry in ``KINDS``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pytest
 
 from memlane.core import Layout, WaitTimeout
 from memlane.lanes.weights import Weights
-from memlane.runner.process_collectors import Collectors
-from memlane.runner.thread_collectors import InProcess
+from memlane.runner.process_collectors import ProcessCollectors
+from memlane.runner.thread_collectors import ThreadCollectors
 from tests.support.payloads import whole
 from tests.support.processes import within
 from tests.support.transports import (
@@ -25,44 +26,44 @@ from tests.support.transports import (
     Count,
     MarkingEnv,
     Raise,
-    TellTheEnd,
+    RecordTheEnd,
+    abandon_every_other,
     commit_twice,
-    give_up_every_other,
     make_env,
     moment_of,
-    never_begin,
+    return_early,
     sleep_through_it,
     weights_of,
 )
 
-KINDS: dict[str, Callable[..., Any]] = {"processes": Collectors, "threads": InProcess}
+KINDS: dict[str, Callable[..., Any]] = {"processes": ProcessCollectors, "threads": ThreadCollectors}
 PATIENCE = 40.0
-"""Seconds after which a test gives up on what is no promise. The first collector waits for a fork server."""
+"""Seconds after which a test fails. The first collector waits for the start of the fork server."""
 QUIET = 0.6
 """Seconds without a rollout after which none is expected to come."""
 PROMISE = 2.0
-"""Seconds from an exception in a collector to the same in the learner."""
+"""Seconds within which an exception in a collector must reach the learner."""
 STOP_LIMIT = 4.0
-"""Seconds of all the limits of a stop together."""
+"""Seconds within which ``close`` must return."""
 SLACK = 2.0
 
 
 class Transport:
-    """Collectors and weights, as a learner has them."""
+    """The collectors and weights of a learner."""
 
-    def __init__(self, kind: str, count: int, collect: Any, under_way: int, env: Any = make_env) -> None:
+    def __init__(self, kind: str, count: int, collect: Any, in_flight: int, env: Any = make_env) -> None:
         self.weights = Weights(WEIGHTS)
         self.weights.publish(weights_of(1))
-        self.source = KINDS[kind](count, env, collect, slot=Layout(SLOT), weights=self.weights, under_way=under_way)
+        self.source = KINDS[kind](count, env, collect, slot=Layout(SLOT), weights=self.weights, in_flight=in_flight)
         self.source.start()
 
     def publish(self) -> None:
-        """New weights, whose numbers are their version; what was taken is paid back."""
+        """Publish weights whose values are their version, and return the credits."""
         self.weights.publish(weights_of(self.weights.version + 1))
-        self.source.pay_back()
+        self.source.return_credits()
 
     def take_all(self, at_once: int) -> list[tuple[int, int]]:
-        """(writer, number) of all that come before it is quiet; the first ones may be long in coming."""
+        """Return (writer, number) of all rollouts until none comes; the first ``at_once`` may take long."""
         found = []
         try:
             while True:
@@ -72,12 +73,12 @@ class Transport:
             return found
 
     def lags(self, per_update: int, each: int, max_lag: int) -> list[int]:
-        """Of every rollout when it is taken, until there are so many of each collector."""
+        """Return the lag of every rollout when it is taken, until each collector has made ``each``."""
         found = []
         made: Counter[int] = Counter()
         while len(made) < self.source.count or min(made.values()) < each:
             taken = 0
-            while taken < per_update or self.source.owes(self.weights.version - max_lag):
+            while taken < per_update or self.source.has_older_than(self.weights.version - max_lag):
                 with self.source.take(PATIENCE) as slot:
                     found.append(self.weights.version - slot.policy_version)
                     made[slot.writer] += 1
@@ -114,7 +115,7 @@ def test_rollouts_arrive_whole(start: Start) -> None:
     for _ in range(200):
         with transport.source.take(PATIENCE) as slot:
             assert whole(slot)
-        transport.source.pay_back()
+        transport.source.return_credits()
 
 
 def test_every_rollout_of_a_collector_arrives_once_and_in_order(start: Start) -> None:
@@ -123,7 +124,7 @@ def test_every_rollout_of_a_collector_arrives_once_and_in_order(start: Start) ->
     while min(map(len, numbers.values())) < 30:
         with transport.source.take(PATIENCE) as slot:
             numbers[slot.writer].append(int(slot["number"]))
-        transport.source.pay_back()
+        transport.source.return_credits()
     for found in numbers.values():
         assert found == list(range(len(found)))
 
@@ -147,18 +148,18 @@ def test_a_slot_has_all_fields_by_name(start: Start) -> None:
 
 
 def test_a_slot_that_is_left_without_a_commit_never_was(start: Start) -> None:
-    transport = start(1, give_up_every_other, 8)
+    transport = start(1, abandon_every_other, 8)
     for number in range(4):
         with transport.source.take(PATIENCE) as slot:
             assert int(slot["number"]) == number
 
 
 def test_a_slot_that_is_left_without_a_commit_costs_no_credit(start: Start) -> None:
-    transport = start(1, give_up_every_other, 1)
+    transport = start(1, abandon_every_other, 1)
     for number in range(3):
         with transport.source.take(PATIENCE if number == 0 else 3 * QUIET) as slot:
             assert int(slot["number"]) == number
-        transport.source.pay_back()
+        transport.source.return_credits()
 
 
 def test_a_slot_cannot_be_committed_twice(start: Start) -> None:
@@ -179,17 +180,17 @@ def test_a_take_without_a_rollout_times_out(start: Start) -> None:
 # ------------------------------------------------------------------------------------------------------------- credits
 
 
-@pytest.mark.parametrize(("count", "under_way"), [(1, 1), (2, 5)])
-def test_no_more_rollouts_begin_than_may_be_under_way(start: Start, count: int, under_way: int) -> None:
-    transport = start(count, Count(), under_way)
-    assert len(transport.take_all(under_way)) == under_way
+@pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 5)])
+def test_no_more_rollouts_start_than_may_be_in_flight(start: Start, count: int, in_flight: int) -> None:
+    transport = start(count, Count(), in_flight)
+    assert len(transport.take_all(in_flight)) == in_flight
 
 
-def test_as_many_rollouts_begin_as_were_paid_back(start: Start) -> None:
+def test_as_many_rollouts_start_as_credits_were_returned(start: Start) -> None:
     transport = start(2, Count(), 4)
     for _ in range(4):
         transport.source.take(PATIENCE).release()
-    transport.source.pay_back()
+    transport.source.return_credits()
     assert len(transport.take_all(4)) == 4
 
 
@@ -198,16 +199,16 @@ def test_every_collector_gets_its_share_of_the_credits(start: Start) -> None:
     assert sorted(Counter(writer for writer, _ in transport.take_all(7)).values()) == [2, 2, 3]
 
 
-def test_to_pay_back_twice_gives_nothing_more(start: Start) -> None:
+def test_credits_are_returned_once(start: Start) -> None:
     transport = start(1, Count(), 2)
     transport.source.take(PATIENCE).release()
-    transport.source.pay_back()
-    transport.source.pay_back()
+    transport.source.return_credits()
+    transport.source.return_credits()
     assert len(transport.take_all(2)) == 2
 
 
 def test_each_collector_needs_a_credit_of_its_own(start: Start) -> None:
-    with pytest.raises(ValueError, match="each of 3 collectors needs a rollout under way, found 2"):
+    with pytest.raises(ValueError, match="in_flight must be at least the number of collectors, 3, found 2"):
         start(3, Count(), 2)
 
 
@@ -232,7 +233,7 @@ def test_one_collector_is_never_further_behind_than_max_lag(start: Start, max_la
 
 @pytest.mark.parametrize("max_lag", [1, 3])
 def test_a_slow_collector_is_not_further_behind_than_max_lag(start: Start, max_lag: int) -> None:
-    """The others wait for it, or the learner does; but its rollouts do not grow old while it makes them."""
+    """The learner waits for it rather than publishing while its rollout would become too old."""
     transport = start(2, Count({0: 0.1, 1: 0.002}), 2 * (max_lag + 1))
     assert max(transport.lags(per_update=2, each=5, max_lag=max_lag)) <= max_lag
 
@@ -259,7 +260,7 @@ def test_a_rollout_that_begins_after_a_publication_is_made_with_it(start: Start)
 # ------------------------------------------------------------------------------------------------------------- counters
 
 
-def test_what_collectors_tell_is_counted(start: Start) -> None:
+def test_what_collectors_report_is_counted(start: Start) -> None:
     transport = start(2, Count(steps=5), 6)
     transport.take_all(6)
     counters = transport.source.counters()
@@ -295,15 +296,15 @@ def test_the_error_of_a_collector_has_its_traceback(start: Start) -> None:
 
 
 def test_a_collector_that_raises_is_not_hidden_by_the_rollouts_of_another(start: Start) -> None:
-    """A learner that is slower than its collectors always finds a rollout; the error must reach it all the same."""
+    """A learner that is slower than its collectors always finds a rollout; the error must still reach it."""
     transport = start(2, Raise(worker=1), 4)
 
     def learn_slowly() -> None:
         for _ in range(100):
             with transport.source.take(PATIENCE):
                 time.sleep(0.05)
-            transport.source.pay_back()
-        pytest.fail("a hundred rollouts were taken, and nobody said that a collector had raised")
+            transport.source.return_credits()
+        pytest.fail("a hundred rollouts were taken without the error of the collector that raised")
 
     with pytest.raises(Exception, match="broken at") as caught:
         learn_slowly()
@@ -323,8 +324,8 @@ def test_a_collector_that_raises_is_found_without_waiting_for_a_rollout(start: S
         look()
 
 
-def test_collectors_that_go_home_unasked_do_not_leave_the_learner_waiting(start: Start) -> None:
-    transport = start(1, never_begin, 1)
+def test_a_collector_that_returns_early_does_not_leave_the_learner_waiting(start: Start) -> None:
+    transport = start(1, return_early, 1)
     with pytest.raises(Exception) as caught:
         transport.source.take(10)
     assert not isinstance(caught.value, WaitTimeout)
@@ -333,8 +334,8 @@ def test_collectors_that_go_home_unasked_do_not_leave_the_learner_waiting(start:
 # ---------------------------------------------------------------------------------------------------------------- stop
 
 
-def test_a_collector_that_waits_for_a_credit_is_told_that_the_run_has_ended(start: Start, tmp_path: Path) -> None:
-    transport = start(2, TellTheEnd(tmp_path), 2)
+def test_a_collector_that_waits_for_a_credit_gets_stopped_when_the_run_ends(start: Start, tmp_path: Path) -> None:
+    transport = start(2, RecordTheEnd(tmp_path), 2)
     transport.take_all(2)
     transport.source.close()
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
@@ -376,5 +377,5 @@ def test_to_close_twice_is_harmless(start: Start) -> None:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_what_was_never_started_can_be_closed(kind: str) -> None:
     with Weights(WEIGHTS) as weights:
-        source = KINDS[kind](1, make_env, Count(), slot=Layout(SLOT), weights=weights, under_way=1)
+        source = KINDS[kind](1, make_env, Count(), slot=Layout(SLOT), weights=weights, in_flight=1)
         source.close()

@@ -1,4 +1,4 @@
-"""The checks of columns: what does not belong to the space is an error that names the place, and nothing is stored."""
+"""The checks of columns: a value that does not fit the space is an error with its path, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUE = {"cam": {"rgb": np.uint8([1, 2])}, "move": (1, "abcd")}
 REFUSED: list[tuple[Space[Any], Any, type[Exception], str]] = [
     (PIXELS, np.uint8([1, 2, 3]), ValueError, r"expected shape \(2,\), found \(3,\)"),
     (PIXELS, np.uint8([[1], [2]]), ValueError, r"expected shape \(2,\), found \(2, 1\)"),
-    (PIXELS, [[1], [2, 3]], ValueError, r"expected shape \(2,\) and dtype uint8, found no array"),
+    (PIXELS, [[1], [2, 3]], ValueError, r"expected shape \(2,\) and dtype uint8, found a value that is not an array"),
     (PIXELS, [300.7, 0], TypeError, "expected dtype uint8, found 300.7 in float64"),
     (PIXELS, [1.5, 0], TypeError, "expected dtype uint8, found 1.5 in float64"),
     (PIXELS, [np.nan, 0], TypeError, "expected dtype uint8, found nan in float64"),
@@ -62,7 +62,7 @@ REFUSED: list[tuple[Space[Any], Any, type[Exception], str]] = [
     (Text(3), 5, TypeError, "expected a string, found int"),
     (OneOf((Discrete(2), Text(2))), (2, 0), ValueError, "expected a choice from 0 to 1, found 2"),
     (OneOf((Discrete(2), Text(2))), (-1, "a"), ValueError, "expected a choice from 0 to 1, found -1"),
-    (OneOf((Discrete(2), Text(2))), (0.5, 0), TypeError, "with a whole number first, found float"),
+    (OneOf((Discrete(2), Text(2))), (0.5, 0), TypeError, "with an integer choice, found float"),
     (OneOf((Discrete(2), Text(2))), 0, TypeError, "expected a tuple of 2 values, found int"),
     (OneOf((Discrete(2), Text(2))), (1, "abc"), ValueError, "at '1': expected 1 to 2 characters"),
     (Tuple((Discrete(2), Discrete(2))), (1,), ValueError, "expected a tuple of 2 values, found 1"),
@@ -112,7 +112,7 @@ def test_a_value_that_does_not_fit_is_refused(
 def test_a_value_that_only_looks_different_is_stored(space: Space[Any], value: Any, stored: Any) -> None:
     column = plain_column(space, 2)
     column.write(1, value)
-    assert same(column.read_one(1), stored)
+    assert same(column.read_row(1), stored)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_value_with_one_wrong_part_is_not_stored_in_part() -> None:
     column.write(0, VALUE)
     with pytest.raises(ValueError, match=r"move.1"):
         column.write(0, {"cam": {"rgb": np.uint8([7, 7])}, "move": (2, "too long")})
-    assert same(column.read_one(0), {"cam": {"rgb": np.uint8([1, 2])}, "move": (np.int64(1), "abcd")})
+    assert same(column.read_row(0), {"cam": {"rgb": np.uint8([1, 2])}, "move": (np.int64(1), "abcd")})
 
 
 def test_a_batch_with_one_wrong_value_is_not_stored_in_part() -> None:
@@ -153,7 +153,11 @@ def test_a_batch_with_one_wrong_value_is_not_stored_in_part() -> None:
         (PIXELS, np.uint8(3), r"expected shape \(count, \*\[2\]\), found \(\)"),
         (PIXELS, [[1, 2], [3, 256]], "found 256"),
         (Discrete(3), [0, 3], "expected 0 to 2, found 3"),
-        (Dict({"a": Discrete(3), "b": Discrete(3)}), {"a": [1, 2], "b": [1]}, "as many values in every part"),
+        (
+            Dict({"a": Discrete(3), "b": Discrete(3)}),
+            {"a": [1, 2], "b": [1]},
+            "the same number of values in every subspace",
+        ),
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused(space: Space[Any], batch: Any, message: str) -> None:
@@ -175,7 +179,7 @@ def test_a_row_that_does_not_exist_is_an_index_error(space: Space[Any], index: i
 
 @pytest.mark.parametrize("begin", [-1, 1])
 def test_a_batch_beyond_the_last_row_is_an_index_error(begin: int) -> None:
-    with pytest.raises(IndexError, match=f"2 values from row {begin} on do not fit into the 2 rows"):
+    with pytest.raises(IndexError, match=f"2 values from row {begin} on do not fit into 2 rows"):
         plain_column(Discrete(3), 2).write_batch([1, 2], begin)
 
 

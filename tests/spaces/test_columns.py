@@ -1,4 +1,4 @@
-"""Columns: whatever a space has, its rows give back, in the form that Gymnasium's batches have."""
+"""Columns: values are read as they were written, in the form of Gymnasium's batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_column_is_filled_wholly_or_not_at_all(space: Space[Any]) -> None:
     before, after = (batch_space(space, 5).sample() for _ in range(2))
     column = plain_column(space, 5, ROOMY)
     column.write_batch(before)
-    assert same(column.read(), after if column.fill(after) else before)
+    assert same(column.read(), after if column.try_write_all(after) else before)
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2, 3)), Box(0, 255, (4,), np.uint8), Discrete(7), Discrete(7, start=-3)])
@@ -65,7 +65,7 @@ def test_plain_numbers_fill_a_column(space: Space[Any]) -> None:
     space.seed(2)
     batch = batch_space(space, 5).sample()
     column = plain_column(space, 5)
-    assert column.fill(batch)
+    assert column.try_write_all(batch)
     assert same(column.read(), batch)
 
 
@@ -78,7 +78,7 @@ def test_plain_numbers_fill_a_column(space: Space[Any]) -> None:
 )  # fmt: skip
 def test_what_is_not_plainly_right_fills_nothing(values: Any) -> None:
     column = plain_column(Discrete(3), 2)
-    assert not column.fill(values)
+    assert not column.try_write_all(values)
     assert column.read().tolist() == [0, 0]
 
 
@@ -86,14 +86,14 @@ def test_numbers_that_begin_at_any_byte_fill_a_column() -> None:
     column = plain_column(Discrete(300), 2)
     values = np.frombuffer(b"\0" + np.array([7, 299]).tobytes(), np.int64, offset=1)
     assert not values.flags.aligned
-    assert column.fill(values)
+    assert column.try_write_all(values)
     assert column.read().tolist() == [7, 299]
 
 
 @pytest.mark.parametrize("rows", [np.zeros(4, np.int64)[::2], np.frombuffer(bytes(16), np.int64)])
 def test_rows_that_cannot_be_written_in_one_piece_are_not_filled(rows: Any) -> None:
     column = column_of(Discrete(3), {"value": rows})
-    assert not column.fill(np.ones(2, np.int64))
+    assert not column.try_write_all(np.ones(2, np.int64))
     assert column.read().tolist() == [0, 0]
 
 
@@ -112,7 +112,7 @@ def test_one_row_is_read_as_the_value_that_was_written(space: Space[Any]) -> Non
     value = space.sample()
     column = plain_column(space, 3, ROOMY)
     column.write(1, value)
-    assert same(column.read_one(1), value)
+    assert same(column.read_row(1), value)
 
 
 @every_space
@@ -121,7 +121,7 @@ def test_a_second_value_leaves_nothing_of_the_first(space: Space[Any]) -> None:
     column = plain_column(space, 1, ROOMY)
     for value in [space.sample() for _ in range(8)]:
         column.write(0, value)
-        assert same(column.read_one(0), value)
+        assert same(column.read_row(0), value)
 
 
 @every_space
@@ -130,7 +130,7 @@ def test_a_copy_does_not_change_with_the_rows(space: Space[Any]) -> None:
     first, second = space.sample(), space.sample()
     column = plain_column(space, 1, ROOMY)
     column.write(0, first)
-    copy = column.read_one(0)
+    copy = column.read_row(0)
     column.write(0, second)
     assert same(copy, first)
 
@@ -143,7 +143,7 @@ def test_any_nesting_of_spaces_is_read_back_as_written(space: Space[Any], seed: 
     column = plain_column(space, 3, ROOMY)
     for index, value in enumerate(values):
         column.write(index, value)
-    assert all(same(column.read_one(index), value) for index, value in enumerate(values))
+    assert all(same(column.read_row(index), value) for index, value in enumerate(values))
 
 
 @given(space=fixed_spaces, seed=st.integers(0, 2**31 - 1))
@@ -164,7 +164,7 @@ def test_any_nesting_of_spaces_goes_from_one_process_to_another(space: Space[Any
     with Segment.create(fields_of(space, 3, ROOMY)) as segment:
         ask(write_column, segment, space, values)
         column = column_in(segment, space)
-        assert all(same(column.read_one(index), value) for index, value in enumerate(values))
+        assert all(same(column.read_row(index), value) for index, value in enumerate(values))
 
 
 @pytest.mark.parametrize("space", [Box(0, 1, (2,)), Discrete(3), MultiDiscrete([2, 3]), MultiBinary(4)], ids=repr)
@@ -243,12 +243,14 @@ def test_a_registered_custom_space_has_a_column_also_inside_others(space: Space[
     value = space.sample()
     column = plain_column(space, 2)
     column.write(1, value)
-    assert same(column.read_one(1), value)
+    assert same(column.read_row(1), value)
 
 
 @pytest.mark.parametrize("function", [fields_of, column_of])
-def test_a_custom_space_that_nobody_registered_is_named(function: Any) -> None:
+def test_a_custom_space_that_is_not_registered_is_named(function: Any) -> None:
     with pytest.raises(CustomSpaceError, match=f"Unknown.* doesn't have an registered `{function.__name__}` function"):
+        function(Unknown(), {})
+    with pytest.raises(CustomSpaceError, match=r"Supported are Box, Discrete, .* Graph and Sequence\.$"):
         function(Unknown(), {})
 
 

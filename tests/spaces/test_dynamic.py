@@ -1,4 +1,4 @@
-"""Graph and Sequence: they work with a declared capacity, and what exceeds it says by how much."""
+"""Graph and Sequence: they work with a declared capacity, and a larger value is an error with the numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_capacity_of_the_wrong_kind_says_which_is_missing() -> None:
 
 @pytest.mark.parametrize("items", [-1, 2.5, "3"])
 def test_a_capacity_is_a_whole_number(items: Any) -> None:
-    with pytest.raises(ValueError, match="must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="must be an integer of at least 0"):
         Capacity(items=items)
 
 
@@ -47,7 +47,7 @@ def test_a_sequence_may_be_as_long_as_its_capacity(stack: bool, length: int) -> 
     value = np.arange(2 * length, dtype=np.float32).reshape(length, 2)
     column = plain_column(space, 2, Capacity(items=3))
     column.write(1, value if stack else tuple(value))
-    assert same(column.read_one(1), value if stack else tuple(value))
+    assert same(column.read_row(1), value if stack else tuple(value))
 
 
 @pytest.mark.parametrize("stack", [False, True])
@@ -88,7 +88,7 @@ def test_a_stacked_sequence_is_a_view_without_a_copy() -> None:
     arrays = Layout(fields_of(space, 2, Capacity(items=3))).views(bytearray(4096))
     column = column_of(space, arrays)
     column.write(1, NODES)
-    assert np.shares_memory(column.read_one(1, copy=False), arrays["items"])
+    assert np.shares_memory(column.read_row(1, copy=False), arrays["items"])
 
 
 # --------------------------------------------------------------------------------------------------------------- graphs
@@ -108,14 +108,14 @@ def test_a_stacked_sequence_is_a_view_without_a_copy() -> None:
 def test_a_graph_is_read_back_as_written(value: GraphInstance) -> None:
     column = plain_column(PLANE, 2, Capacity(nodes=3, edges=4))
     column.write(1, value)
-    assert same(column.read_one(1), value)
+    assert same(column.read_row(1), value)
 
 
 def test_a_smaller_graph_leaves_nothing_of_a_larger_one() -> None:
     column = plain_column(PLANE, 1, Capacity(nodes=3, edges=4))
     column.write(0, GraphInstance(NODES, EDGES, LINKS))
     column.write(0, GraphInstance(NODES[:1], None, None))
-    assert same(column.read_one(0), GraphInstance(NODES[:1], None, None))
+    assert same(column.read_row(0), GraphInstance(NODES[:1], None, None))
 
 
 @pytest.mark.parametrize(

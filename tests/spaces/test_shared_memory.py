@@ -71,7 +71,7 @@ def test_any_nesting_of_spaces_equals_what_a_column_would_hold(space: Space[Any]
     memory = create_shared_memory(space, N)
     column = ours.column_of(space, _arrays(space))
     column.write_batch(batch)
-    write_all(space, [column.read_one(index) for index in range(N)], memory)
+    write_all(space, [column.read_row(index) for index in range(N)], memory)
     assert same(_with_arrays(read_from_shared_memory(space, memory, N)), _with_arrays(batch))
 
 

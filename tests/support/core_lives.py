@@ -196,7 +196,7 @@ def hold_segments(board: Segment, names_: list[str], unfinished: int) -> None:
     """Hold finished segments, and unfinished ones as they are where there is no O_TMPFILE, until killed."""
     kept: list[object] = [Segment.create({"x": (np.uint8, 4096)}, name=name) for name in names_]
     without_tmpfile()
-    kept += [names.open_nameless(names.directory()) for _ in range(unfinished)]
+    kept += [names.open_unnamed(names.directory()) for _ in range(unfinished)]
     begin(board, VICTIM)
     signal.pause()
     del kept

@@ -1,4 +1,4 @@
-"""Environments that check themselves and misbehave on request. Light to import: every worker does."""
+"""Environments whose results can be checked and that fail on request. Light to import: every worker imports them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 PLAIN, KILL, SEGV, INVALID, EXIT, RAISE, SLEEP, SPIN, PERCENT, NAP = 0, -1, -2, -3, -4, -5, -6, -7, -8, -9
-"""Actions of 0 and above are actions; the others are deeds."""
+"""Actions of 0 and above are plain actions; negative ones are faults that the environment triggers."""
 
 HEAD = 4
 BODY = 60
@@ -29,33 +29,33 @@ class Boom(Exception):
     """An exception of the environment's own."""
 
 
-def do(deed: int) -> None:
-    match deed:
-        case _ if deed == KILL:
+def trigger(fault: int) -> None:
+    match fault:
+        case _ if fault == KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        case _ if deed == SEGV:
+        case _ if fault == SEGV:
             faulthandler.disable()
             os.kill(os.getpid(), signal.SIGSEGV)
-        case _ if deed == INVALID:
+        case _ if fault == INVALID:
             faulthandler.disable()
             ctypes.string_at(8)
-        case _ if deed == EXIT:
+        case _ if fault == EXIT:
             os._exit(3)
-        case _ if deed == RAISE:
+        case _ if fault == RAISE:
             raise Boom("boom")
-        case _ if deed == PERCENT:
+        case _ if fault == PERCENT:
             raise Boom("50% of %d are broken")
-        case _ if deed == SLEEP:
+        case _ if fault == SLEEP:
             time.sleep(60)
-        case _ if deed == NAP:
+        case _ if fault == NAP:
             time.sleep(0.6)
-        case _ if deed == SPIN:
+        case _ if fault == SPIN:
             while True:
                 pass
 
 
 def observation(env: int, episode: int, step: int, action: int) -> NDArray[np.int64]:
-    """Every number of the body depends on the head, so that a mixture of two observations shows."""
+    """Every number of the body depends on the head, so that a mixture of two observations is detected."""
     row = np.empty(HEAD + BODY, np.int64)
     row[:HEAD] = env, episode, step, action
     row[HEAD:] = np.arange(1, BODY + 1) * (env * 7 + episode * 1_000_003 + step * 101 + action)
@@ -77,9 +77,9 @@ class Counting(gymnasium.Env[Any, Any]):
     observation_space = spaces.Box(-LIMIT * 1024, LIMIT * 1024, (HEAD + BODY,), np.int64)
     action_space: spaces.Space[Any] = spaces.Box(-LIMIT, LIMIT, (), np.int64)
 
-    def __init__(self, env: int, factory_deed: Path | None = None, endless: bool = False) -> None:
-        if factory_deed is not None and factory_deed.exists():
-            do(int(factory_deed.read_text()))
+    def __init__(self, env: int, factory_fault: Path | None = None, endless: bool = False) -> None:
+        if factory_fault is not None and factory_fault.exists():
+            trigger(int(factory_fault.read_text()))
         self.env = env
         self.endless = endless
         self.episode = -1
@@ -89,7 +89,7 @@ class Counting(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        if options and "deeds" in options:
+        if options and "faults" in options:
             self.plan(**options)
         elif options:
             self.once(**options)
@@ -100,7 +100,7 @@ class Counting(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         action = int(action)
         if action < 0:
-            do(action)
+            trigger(action)
         self.steps += 1
         over = self.steps >= length_of(self.env, self.episode) and not self.endless
         terminated, truncated = over and self.env % 2 == 0, over and self.env % 2 == 1
@@ -108,34 +108,34 @@ class Counting(gymnasium.Env[Any, Any]):
         seen = observation(self.env, self.episode, self.steps, action)
         return seen, reward_of(self.env, self.steps, action), terminated, truncated, info
 
-    # What `call` reaches.
+    # Methods for `call`.
 
     def pid(self) -> int:
         return os.getpid()
 
-    def once(self, env: int, deed: int, path: str | None = None) -> int:
-        """Do that in this environment; with a path only the first time, whatever has died since."""
+    def once(self, env: int, fault: int, path: str | None = None) -> int:
+        """Trigger a fault in this environment; with a path only the first time, also across restarts."""
         if env == self.env:
             if path is not None:
                 try:
                     os.close(os.open(path, os.O_CREAT | os.O_EXCL))
                 except FileExistsError:
                     return self.env
-            do(deed)
+            trigger(fault)
         return self.env
 
-    def plan(self, deeds: dict[int, int], path: str) -> int:
-        """Deeds of several environments; each is done once."""
-        return self.once(self.env, deeds.get(self.env, PLAIN), f"{path}-{self.env}")
+    def plan(self, faults: dict[int, int], path: str) -> int:
+        """Trigger faults in several environments, each once."""
+        return self.once(self.env, faults.get(self.env, PLAIN), f"{path}-{self.env}")
 
-    def long_answer(self, env: int, deed: int, path: str) -> bytes:
-        """More than a pipe holds, after a deed."""
-        self.once(env, deed, path)
+    def long_answer(self, env: int, fault: int, path: str) -> bytes:
+        """Return more than a pipe holds, after a fault."""
+        self.once(env, fault, path)
         return bytes([self.env]) * 1_000_000
 
 
 class WordAction(spaces.Space[int]):
-    """A space that has no place in shared memory: its values travel as messages."""
+    """A space without shared memory: its values travel in messages."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -157,7 +157,7 @@ class WordAction(spaces.Space[int]):
         return 1
 
 
-class Spoken(Counting):
+class MessageActions(Counting):
     action_space = WordAction()
 
 
@@ -166,13 +166,13 @@ def makers(count: int, kind: Callable[..., Any] = Counting, **arguments: Any) ->
 
 
 class Ledger:
-    """What every environment must return, kept by the parent: nothing of a survivor is lost, doubled or mixed."""
+    """The expected results of every environment: no result of a survivor is lost, repeated or mixed with another."""
 
     def __init__(self, count: int, mode: str) -> None:
         self.mode = mode
         self.episode = [-1] * count
         self.steps = [0] * count
-        self.due = [False] * count
+        self.needs_reset = [False] * count
         self.last: list[NDArray[np.int64] | None] = [None] * count
         self.restarted = 0
         self.checked = 0
@@ -180,15 +180,15 @@ class Ledger:
     def check_reset(self, envs: list[int], observations: Any, pids_changed: set[int]) -> None:
         for row, env in enumerate(envs):
             self.episode[env] = 0 if env in pids_changed else self.episode[env] + 1
-            self._begin(env)
+            self._begin_episode(env)
             self._equal(observations[row], env, -1)
 
     def forget(self, env: int) -> None:
-        """It has been made anew: the next episode that it begins is its first."""
+        """The environment was restarted: its next episode is its first."""
         self.episode[env] = -1
 
     def check_step(self, envs: list[int], actions: list[int], results: Any, lost: set[int]) -> set[int]:
-        """Those that were ``lost`` must be truncated, and nobody else be restarted. Returns those that were."""
+        """Check that the environments in ``lost`` were truncated and no other was restarted. Returns them."""
         observations, rewards, terminated, truncated, infos = results
         causes = infos.get("restarted", [None] * len(envs))
         hit: set[int] = set()
@@ -196,21 +196,21 @@ class Ledger:
             ends = (bool(terminated[row]), bool(truncated[row]))
             self.checked += 1
             if causes[row] is not None:
-                assert env in lost, f"environment {env} was restarted though nothing hit it: {causes[row]}"
+                assert env in lost, f"environment {env} was restarted without a fault: {causes[row]}"
                 hit.add(env)
                 self.restarted += 1
                 assert (rewards[row], *ends) == (0.0, False, True)
                 if self.mode == "SameStep":
                     self._final(infos, row, env)
                 self.episode[env] = 0
-                self._begin(env)
-                self.due[env] = self.mode == "NextStep"
+                self._begin_episode(env)
+                self.needs_reset[env] = self.mode == "NextStep"
                 self._equal(observations[row], env, -1)
             elif env in lost:
-                raise AssertionError(f"environment {env} was made anew and is not truncated")
-            elif self.due[env]:
+                raise AssertionError(f"environment {env} was restarted and is not truncated")
+            elif self.needs_reset[env]:
                 self.episode[env] += 1
-                self._begin(env)
+                self._begin_episode(env)
                 assert (rewards[row], *ends) == (0.0, False, False)
                 self._equal(observations[row], env, -1)
             else:
@@ -226,19 +226,19 @@ class Ledger:
             self.last[env] = observation(env, self.episode[env], self.steps[env], action)
             self._final(infos, row, env)
             self.episode[env] += 1
-            self._begin(env)
+            self._begin_episode(env)
             self._equal(seen, env, -1)
         else:
-            self.due[env] = over and self.mode == "NextStep"
+            self.needs_reset[env] = over and self.mode == "NextStep"
             self._equal(seen, env, action)
 
     def _final(self, infos: Any, row: int, env: int) -> None:
         assert infos["final_obs"][row] is not None, f"environment {env} ended without a final observation"
         assert np.array_equal(infos["final_obs"][row], self.last[env]), f"the final observation of {env}"
 
-    def _begin(self, env: int) -> None:
+    def _begin_episode(self, env: int) -> None:
         self.steps[env] = 0
-        self.due[env] = False
+        self.needs_reset[env] = False
 
     def _equal(self, seen: Any, env: int, action: int) -> None:
         expected = observation(env, self.episode[env], self.steps[env], action)

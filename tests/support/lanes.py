@@ -1,6 +1,6 @@
-"""What child processes do in the tests of the lanes.
+"""Functions that child processes run in the tests of the lanes.
 
-Light to import, because a spawned child imports it again.
+Light to import, because every spawned child imports it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memlane.lanes.weights import Weights
 from memlane.runner.collector_error import CollectorErrors
 from tests.support.payloads import Payload, fill, whole
 
-# ----------------------------------------------------------------------------------------------------- what children do
+# --------------------------------------------------------------------------------------------- functions for children
 
 
 def die() -> None:
@@ -33,7 +33,7 @@ def die() -> None:
 
 
 def die_of_segv() -> None:
-    """By a real invalid access, without pytest's report of it."""
+    """Make an invalid memory access, without pytest's report of it."""
     faulthandler.disable()
     ctypes.string_at(8)
 
@@ -64,7 +64,7 @@ def put_some(ring: Ring, numbers: list[int], writer: int = 0, pause: float = 0.0
 
 
 def take_all(ring: Ring, count: int, hold: float = 0.0) -> list[int]:
-    """The numbers of so many slots; -1 for one that is not whole."""
+    """Take ``count`` slots and return their numbers; -1 for a slot with a wrong checksum."""
     numbers = []
     for _ in range(count):
         with ring.reader().take(timeout=20) as slot:
@@ -74,7 +74,7 @@ def take_all(ring: Ring, count: int, hold: float = 0.0) -> list[int]:
 
 
 def take_one_and_wait(ring: Ring, board: Segment) -> None:
-    """Holds a slot until it is told to let go."""
+    """Hold a slot until the signal ``go``."""
     with ring.reader().take(timeout=20) as slot:
         board.signal("bell").store(1)
         board.signal("go").wait(1, timeout=20)
@@ -82,7 +82,7 @@ def take_one_and_wait(ring: Ring, board: Segment) -> None:
 
 
 def echo_slot(ring: Ring, answer: Ring) -> None:
-    """Sends what it finds in one slot back in another, field by field."""
+    """Copy one slot into a slot of another ring, field by field."""
     with ring.reader().take(timeout=20) as slot, answer.writer(5).claim(timeout=20) as copy:
         for name in slot:
             copy[name][...] = slot[name]
@@ -90,7 +90,7 @@ def echo_slot(ring: Ring, answer: Ring) -> None:
 
 
 def outcome_of(function: Callable[[], object]) -> str:
-    """What a call came to, in words that can travel."""
+    """Return the result or the exception of a call as text, which can be pickled."""
     try:
         return f"returned {function()!r}"
     except Exception as error:
@@ -102,7 +102,7 @@ def commit_parents_slot(slot: Any) -> str:
 
 
 def wait_until_interrupted(ring: Ring, board: Segment) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background jobs
     board.signal("bell").store(1)
     try:
         ring.reader().take(timeout=20)
@@ -116,7 +116,7 @@ def wait_until_interrupted(ring: Ring, board: Segment) -> None:
 def collect(buffer: RolloutRingBuffer, rollouts: int, first: int = 0) -> None:
     for number in range(first, first + rollouts):
         for field in buffer.slot_shapes:
-            buffer.write_buffer[field][:] = number  # and no view of it is kept
+            buffer.write_buffer[field][:] = number  # keeps no view
         buffer.signal_write_done(policy_version=number)
 
 
@@ -134,7 +134,7 @@ def learn(buffer: RolloutRingBuffer, rollouts: int) -> list[float]:
 def collect_attached(
     sizes: tuple[int, ...], name: Any, write_ptr: Any, read_ptr: Any, rollouts: int
 ) -> tuple[int, int]:
-    """As a collector of the two-object protocol: attach by name, then the sync primitives."""
+    """Attach by name, then attach the sync primitives, as collectors of that protocol do."""
     buffer = RolloutRingBuffer(*sizes, create=False, shm_name_prefix=name)
     buffer.attach_sync_primitives(write_ptr, read_ptr)
     collect(buffer, rollouts)
@@ -144,7 +144,7 @@ def collect_attached(
 
 
 def use_inherited(buffer: RolloutRingBuffer) -> int:
-    """A forked copy of an object that held slots: write a rollout of its own, and close."""
+    """Write a rollout with an object that was forked while it held slots, and close it."""
     for view in buffer.write_buffer.values():
         view[:] = 77
     slot = buffer.write_slot
@@ -167,7 +167,7 @@ def read_sync(sync: SharedWeightSync, shapes: dict[str, tuple[str, tuple[int, ..
 
 
 def write_with_lock(name: str, lock: Any, value: float) -> int:
-    """As a child of a locking protocol does: attaches with the lock that it was given, and holds it while it writes."""
+    """Attach with the given lock and hold it while writing, as children of a locking protocol do."""
     sync = SharedWeightSync({"w": (3,)}, create=False, shm_name=name, lock=lock)
     with lock:
         sync.write_weights({"w": np.full(3, value, np.float32)})
@@ -178,7 +178,7 @@ def write_with_lock(name: str, lock: Any, value: float) -> int:
     return version
 
 
-def publish_when_told(weights: Weights, board: Segment, versions: int) -> None:
+def publish_after_go(weights: Weights, board: Segment, versions: int) -> None:
     board.signal("go").wait(1, timeout=20)
     payload = Payload()
     for number in range(versions):
@@ -208,7 +208,7 @@ def get_stats(stats: Any) -> Any:
 
 
 class Stubborn(Exception):
-    """An exception that pickle cannot carry: it needs two arguments and holds a function."""
+    """An exception that cannot be pickled: it needs two arguments and holds a function."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what} because {why}")
@@ -253,7 +253,7 @@ def raise_in_collector(errors: CollectorErrors, worker: int, kind: str, ring: Ri
 
 
 def raise_quietly(errors: CollectorErrors, worker: int, kind: str, ring: Ring | None = None) -> None:
-    """The same, without a traceback on the terminal and with exit code 0, so that a test can tell its own failures."""
+    """Like ``raise_in_collector``, without a traceback on the terminal and with exit code 0."""
     try:
         raise_in_collector(errors, worker, kind, ring)
     except Exception:
@@ -261,7 +261,7 @@ def raise_quietly(errors: CollectorErrors, worker: int, kind: str, ring: Ring | 
 
 
 def report_and_linger(errors: CollectorErrors, worker: int, seconds: float) -> None:
-    """A collector whose end takes long: an environment that closes slowly, a thread that does not stop."""
+    """Report an exception and exit late, as with an environment that closes slowly."""
     try:
         raise_in_collector(errors, worker, "key")
     except KeyError:

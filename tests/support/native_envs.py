@@ -1,4 +1,4 @@
-"""How these tests compile C, and which environments there are in ``envs/``."""
+"""Helpers of the tests of native environments: compile C, compare results, run random actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memlane.native import NativeVectorEnv
 ENVS = Path(__file__).parents[1] / "native" / "envs"
 INCLUDE = Path(__file__).parents[2] / "cpp" / "include"
 
-# Environments whose action is the two numbers of `echo.c`, of each kind that the host takes without looking closer.
+# Variants of `echo.c`, whose action is two numbers: one per dtype that the host reads without conversion.
 ECHOES = {
     "echo_float32": ["-DTYPE=float", "-DACTION=.dtype=MEMLANE_FLOAT32"],
     "echo_float64": ["-DTYPE=double", "-DACTION=.dtype=MEMLANE_FLOAT64"],
@@ -34,7 +34,7 @@ def gcc(source: Path, target: Path, *arguments: str) -> Path:
 
 
 def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
-    """Bit for bit, whatever it is made of."""
+    """Assert that two results are equal bit by bit: arrays, dicts, tuples or lists of them."""
     if isinstance(theirs, dict):
         assert set(ours) == set(theirs), where
         for name in theirs:
@@ -54,18 +54,18 @@ def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
 
 
 def copied(value: Any) -> Any:
-    """What the environments do not write into any more."""
+    """A copy that the environments do not overwrite."""
     return copy.deepcopy(value)
 
 
 def actions_for(envs: NativeVectorEnv, seed: int) -> Iterator[Any]:
-    """Random actions, always the same."""
+    """Random actions, the same for the same seed."""
     envs.action_space.seed(seed)
     while True:
         yield envs.action_space.sample()
 
 
 def run(envs: NativeVectorEnv, steps: int, seed: int = 0) -> list[Any]:
-    """What some random steps leave."""
+    """The results of some random steps."""
     actions = actions_for(envs, seed)
     return [copied(envs.step(next(actions))) for _ in range(steps)]

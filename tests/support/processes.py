@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from memlane.core import SIGNAL, Layout, Peer, Segment, Signal, die_with
-from memlane.core.header import Header, pid_space
+from memlane.core.header import Header, pid_namespace
 
 METHODS = ["fork", "forkserver", "spawn"]
 PATIENCE = 60.0
@@ -149,7 +149,7 @@ def write_segment(
 ) -> Path:
     """Write a segment file by hand, as ``owner`` in the pid namespace ``space`` would have left it."""
     layout = layout or Layout(FIELDS)
-    header = Header(layout, owner or Peer.current(), pid_space() if space is None else space, time.time_ns())
+    header = Header(layout, owner or Peer.current(), pid_namespace() if space is None else space, time.time_ns())
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         os.truncate(fd, header.total_bytes)

@@ -1,4 +1,4 @@
-"""What the tests of the replay share: rows that say who they are, and a look at everything that can be drawn."""
+"""Shared by the tests of the replay: numbered rows, and a view of everything that can be sampled."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STEP = {
     "terminated": (bool, ()),
     "truncated": (bool, ()),
 }
-"""A row of a stream. Its ``number`` says which one it is, and is its observation too."""
+"""A row of a stream, identified by ``number``, which is also its observation."""
 
 PLAIN = {"x": ("int64", 2)}
-"""A row that stands for itself."""
+"""A row of a replay without streams."""
 
 
 def step(*numbers: float, terminated: Any = False, truncated: Any = False, reward: Any = 1.0) -> dict[str, Any]:
-    """One row for each number: its observation."""
+    """Return one row per number, with the number as its observation."""
     count = len(numbers)
     return {
         "obs": np.repeat(np.array(numbers, np.float32)[:, None], 2, axis=1),
@@ -39,7 +39,7 @@ def final(*numbers: float) -> dict[str, Any]:
 
 
 def play(writer: ReplayWriter, *numbers: int, end: str | None = None) -> None:
-    """An episode of one stream. The observation after its last row is half a step further."""
+    """Add an episode to one stream. Its final observation is the last number plus 0.5."""
     for number in numbers:
         if end is not None and number == numbers[-1]:
             writer.add(step(number, **{end: True}), final=final(number + 0.5))
@@ -52,7 +52,7 @@ def add_some(replay: Replay) -> None:
 
 
 def drawn(replay: Replay, count: int = 400, *, field: str = "number", **wish: Any) -> dict[int, dict[str, Any]]:
-    """All that a sampler finds, by number; equal numbers must come with equal contents."""
+    """Return everything that a sampler finds, by number; rows with equal numbers must be equal."""
     sampler = replay.sampler(seed=wish.pop("seed", 1), **wish)
     batch = sampler.sample(count)
     sampler.close()
@@ -65,25 +65,25 @@ def drawn(replay: Replay, count: int = 400, *, field: str = "number", **wish: An
 
 
 def contents(replay: Replay) -> bytes:
-    """Every byte that a write could change, the counters among them."""
+    """Return every byte that a write could change, counters included."""
     return b"".join(replay.segment[name].tobytes() for name in ("control", "streams", "tree", "rows"))
 
 
 def fits(counts: np.ndarray, shares: np.ndarray) -> bool:
-    """Whether draws fall as ``shares`` say: chi-square, with room that chance exceeds once in a million times."""
+    """Return whether counts agree with ``shares``: chi-square, with a false alarm in about one of a million cases."""
     expected = counts.sum() * shares / shares.sum()
     degrees = len(shares) - 1
     return bool(((counts - expected) ** 2 / expected).sum() < degrees + 5 * np.sqrt(2 * degrees) + 12)
 
 
 def limit_life(seconds: float) -> None:
-    """This process dies then, even if native code never comes back."""
+    """Kill this process after so many seconds, also in native code that does not return."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def transitions(*numbers: float, critic: bool = False) -> dict[str, Any]:
-    """What ``ReplayBuffer.add`` takes: for a buffer with obs_dim 3, action_dim 2 and critic_dim 4 or none."""
+    """Return arguments of ``ReplayBuffer.add`` for obs_dim 3, action_dim 2 and critic_dim 4 or 0."""
     column = np.array(numbers, np.float32)[:, None]
     rows: dict[str, Any] = {
         "obs": np.repeat(column, 3, axis=1),

@@ -1,6 +1,6 @@
-"""What the tests of the spaces share: spaces of every kind, custom ones, random ones, and what equal means.
+"""Shared by the tests of spaces: spaces of every kind, custom and random ones, and a comparison of values.
 
-A spawned child imports it anew, and with it what is registered for the custom spaces.
+A spawned child imports this module, and with it the registrations of the custom spaces.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Angle(Space[float]):
 
 
 class Unknown(Space[Any]):
-    """A custom space that nobody registered."""
+    """A custom space that is not registered."""
 
 
 PAIR = Box(-1, 1, (2,), np.float64)

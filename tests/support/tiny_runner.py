@@ -1,4 +1,4 @@
-"""The smallest algorithm over AsyncRunner: it learns nothing, and remembers what it was given."""
+"""The smallest algorithm over AsyncRunner: it learns nothing and records the rollouts of each update."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memlane.core import Layout
 from memlane.runner.async_runner import AsyncRunner
 from tests.support.payloads import whole
-from tests.support.transports import SLOT, WEIGHTS, Count, make_env, weights_of
+from tests.support.transports import SLOT, Count, make_env, weights_of
 
 
 class Tiny(AsyncRunner):
@@ -18,19 +17,19 @@ class Tiny(AsyncRunner):
         self.collect = collect or Count()
         self.slot: Any = SLOT
         self.updates: list[list[tuple[int, int, int]]] = []
-        """(writer, number, lag) of the rollouts of each update."""
+        """(writer, number, lag) of each rollout, by update."""
         self.torn = 0
         self.pause = 0.0
-        """Seconds before the rollouts of an update are taken."""
+        """Seconds to sleep before each update."""
         self.at_update: dict[int, Callable[[], object]] = {}
-        """What happens before an update."""
+        """Functions to call before an update, by its number."""
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:  # noqa: ARG002
         self.begin()
         self.go_on(max_iterations)
 
     def begin(self) -> None:
-        self.open(make_env, self.collect, slot=self.slot, weights=Layout(WEIGHTS), first=weights_of(1))
+        self.open(make_env, self.collect, rollout=self.slot, weights=weights_of(1))
 
     def go_on(self, updates: int) -> None:
         for number in range(updates):

@@ -1,6 +1,6 @@
-"""What the tests of training share: tiny environments, and an evaluation that owes nothing to the code under test.
+"""What the tests of training share: tiny environments, and an evaluation that is independent of the code under test.
 
-Light to import, because a collector imports it anew.
+Light to import, because every collector process imports it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ EVALUATION_EPISODES = 20
 
 
 class Script(gymnasium.Env[Any, Any]):
-    """Episodes of the lengths that it was told, one after the other, each ended as told. An observation is the number
-    of the episode and that of the step within it; the reward of a step is its number, counted from 1."""
+    """Scripted episodes, each of a given length and with a given end. An observation is the number of the episode and
+    that of the step within it; the reward of a step is its number, counted from 1."""
 
     observation_space = Box(-1, 1000, (2,), np.float32)
     action_space = Discrete(2)
@@ -50,7 +50,7 @@ class Script(gymnasium.Env[Any, Any]):
 
 
 class Cliff(gymnasium.Env[Any, Any]):
-    """Raises after so many steps, and says when."""
+    """Raises after ``steps`` steps; the message has the time."""
 
     observation_space = Box(-1, 1, (2,), np.float32)
     action_space = Discrete(2)
@@ -70,15 +70,15 @@ class Cliff(gymnasium.Env[Any, Any]):
 
 
 def moment_of(text: str) -> float:
-    """When the cliff was reached, in seconds of the monotonic clock, which all processes share."""
+    """When ``Cliff`` raised, in seconds of the monotonic clock, which all processes share."""
     return int(text.split("over the cliff at ")[1].split(",")[0].split("\n")[0]) / 1e9
 
 
 class QuietRun(Run):
-    """Without TensorBoard, and closed when nobody has it any more."""
+    """Without TensorBoard, and closed when it is garbage-collected."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, tensorboard=False)
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, tensorboard=False)
 
     def __del__(self) -> None:
         self.close()
@@ -87,39 +87,40 @@ class QuietRun(Run):
 def preset_runner(env: str, folder: Path, seed: int, **changes: Any) -> APPO:
     """A runner with the preset's settings that stops at the preset's target."""
     preset = preset_for(env)
-    told = {**preset.config, "seed": seed, **changes}
-    runner = APPO(env, None, told, sim_backend="native", num_envs=preset.num_envs)
+    rl_cfg = {**preset.config, "seed": seed, **changes}
+    runner = APPO(env, None, rl_cfg, sim_backend="native", num_envs=preset.num_envs)
     run = runner.run = QuietRun(folder)
     runner.should_stop = lambda metrics: (
-        "solved" if len(run.recent) >= 20 and metrics.mean_return >= (preset.target or 0) else None
+        "solved" if len(run.recent_returns) >= 20 and metrics.mean_return >= (preset.target or 0) else None
     )
     return runner
 
 
 def updates_of(env: str, runner: APPO, steps: int | None = None) -> int:
-    """How many updates the preset's steps are."""
-    return -(-(steps or preset_for(env).max_steps) // (runner.num_envs * runner.config.steps))
+    """The number of updates in ``steps`` environment steps; by default the preset's."""
+    return -(-(steps or preset_for(env).max_steps) // (runner.num_envs * runner.config.num_steps))
 
 
 def mean_return(policy: ActorCritic, env: str, seed: int = 77) -> float:
-    """Of one whole episode in each of Gymnasium's own environments, with what the policy thinks best."""
-    (name,) = policy.encoder._parts
+    """Mean return of one episode in each of several Gymnasium environments, with deterministic actions."""
+    (name,) = policy.encoder.leaves
 
     def act(observations: Any) -> Any:
-        actions, _ = policy.act_best({name: torch.from_numpy(observations)}, None)
-        return policy.actions.for_env(actions)
+        actions, _ = policy.act({name: torch.from_numpy(observations)}, deterministic=True)
+        return policy.to_env(actions)
 
     return mean_of(gymnasium.make_vec(env, EVALUATION_EPISODES, vectorization_mode="sync"), act, seed)
 
 
 def mean_score(env: str, act: Any, games: int = 400) -> float:
-    """Of one whole game in each of so many native environments."""
+    """Mean return of one episode in each of ``games`` native environments."""
     import memlane.native
 
     return mean_of(memlane.native.make(env, num_envs=games, copy=True), act, seed=5)
 
 
 def mean_of(envs: Any, act: Any, seed: int) -> float:
+    """Mean return of the first episode of each environment."""
     observations, _ = envs.reset(seed=seed)
     returns, alive = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while alive.any():

@@ -1,6 +1,6 @@
-"""What collectors do in the tests of the protocols and of the runner, in a process or on a thread.
+"""Collectors for the tests of the protocols and of the runner, in a process or on a thread.
 
-Light to import, because a collector imports it anew.
+Light to import, because every collector process imports it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from memlane.runner.process_collectors import CountedSlot
+from memlane.runner.collector_process import CountedSlot
 from memlane.runner.protocols import Stopped
 from tests.support.payloads import checked_layout, fill
 
 BODY = 256
 SLOT: dict[str, Any] = {**checked_layout(BODY), "low": ("int64", ()), "high": ("int64", ()), "pid": ("int64", ())}
-"""A payload that checks itself, the smallest and the largest number of the weights that were read, and who wrote it."""
+"""A payload with a checksum, the smallest and the largest of the weights that were read, and the writer's pid."""
 WEIGHTS: dict[str, Any] = {"w": ("int64", (20_000,)), "b": ("int64", (3,))}
 
 
@@ -29,7 +29,7 @@ def weights_of(number: int) -> dict[str, Any]:
 
 
 class Env:
-    """All that a runner needs of an environment. Leaves a file when it is closed, if it was told where."""
+    """The part of an environment that a runner uses. ``close`` creates the file ``mark``, if given."""
 
     def __init__(self, mark: Path | None = None) -> None:
         self._mark = mark
@@ -53,12 +53,12 @@ class MarkingEnv:
 
 @dataclass(frozen=True)
 class Count:
-    """Rollouts with numbers that count up; as many as are wanted."""
+    """Fills rollouts with increasing numbers until the run ends."""
 
     pauses: dict[int, float] = field(default_factory=dict)
-    """Seconds that a worker's rollout takes."""
+    """Seconds per rollout, by worker."""
     steps: int = 0
-    """Told with each rollout."""
+    """Steps reported with each rollout."""
 
     def __call__(self, env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG002
         out = weights_of(-1)
@@ -68,7 +68,7 @@ class Count:
                 time.sleep(self.pauses.get(context.worker, 0.0))
                 put(slot, context, out)
                 slot.commit(policy_version=version, rows=context.rollout)
-            context.tell(steps=self.steps, env_ns=3, policy_ns=2)
+            context.report(steps=self.steps, env_ns=3, policy_ns=2)
 
 
 def put(slot: Any, context: Any, out: Any) -> None:
@@ -79,8 +79,8 @@ def put(slot: Any, context: Any, out: Any) -> None:
 
 
 @dataclass(frozen=True)
-class TellTheEnd:
-    """Counts, and writes down what ended it."""
+class RecordTheEnd:
+    """Counts, and writes the exception that ended it to a file."""
 
     folder: Path
 
@@ -109,7 +109,7 @@ def raise_by_name() -> None:
 
 
 def moment_of(error: BaseException) -> float:
-    """When ``raise_by_name`` raised, in seconds of the monotonic clock, which all processes share."""
+    """Return when ``raise_by_name`` raised, in seconds of the monotonic clock, which all processes share."""
     return int(str(error).split("broken at ")[1].split(" ns")[0]) / 1e9
 
 
@@ -119,8 +119,8 @@ def one_rollout(sink: Any, context: Any) -> None:
         slot.commit(rows=context.rollout)
 
 
-def give_up_every_other(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
-    """Leaves every other slot without a commit."""
+def abandon_every_other(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
+    """Leave every other slot without a commit."""
     while True:
         one_rollout(sink, context)
         with sink.open() as slot:
@@ -128,7 +128,7 @@ def give_up_every_other(env: Any, weights: Any, sink: Any, context: Any) -> None
 
 
 def commit_twice(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
-    """Commits its first slot again; what that comes to is the second rollout's number: 1 for an error."""
+    """Commit the first slot twice. The number of the second rollout is 1 if that raised, else 0."""
     with sink.open() as slot:
         fill(slot, 0)
         slot.commit()
@@ -144,12 +144,12 @@ def commit_twice(env: Any, weights: Any, sink: Any, context: Any) -> None:  # no
 
 
 def sleep_through_it(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
-    """One rollout, and then nothing that could be stopped by word."""
+    """Commit one rollout, then sleep without looking at the stop signal."""
     one_rollout(sink, context)
     time.sleep(60)
 
 
-def never_begin(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
+def return_early(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noqa: ARG001
     time.sleep(0.02)
 
 
@@ -158,12 +158,12 @@ def never_begin(env: Any, weights: Any, sink: Any, context: Any) -> None:  # noq
 
 @dataclass(frozen=True)
 class Die:
-    """Some workers' processes are killed instead of finishing the rollout ``at`` of each incarnation."""
+    """Kills the processes of some workers in their rollout number ``at``, counted per incarnation."""
 
     workers: tuple[int, ...] = (0,)
     at: int = 1
     incarnations: int = 1_000_000
-    """The later ones live."""
+    """Later incarnations are not killed."""
 
     def __call__(self, env: Any, weights: Any, sink: Any, context: Any) -> None:
         if context.worker in self.workers and context.incarnation < self.incarnations:
@@ -179,7 +179,7 @@ class Die:
 
 
 class _Trap:
-    """Stands for the counters of a slot: whoever counts is killed before it has."""
+    """Replaces the counters of a slot: the process is killed when it is about to count."""
 
     def __getitem__(self, _: int) -> int:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -190,13 +190,13 @@ class _Trap:
 
 
 def die_between_commit_and_count(env: Any, weights: Any, sink: Any, context: Any) -> None:
-    """The first incarnation is killed when the ring has its rollout, and before it is counted."""
+    """Kill the first incarnation after its rollout is in the ring and before it is counted."""
     if context.incarnation == 0:
         out = weights_of(-1)
         slot = sink.open()
         assert isinstance(slot, CountedSlot)
         version = weights.read(out)
         put(slot, context, out)
-        slot._told = _Trap()
+        slot._counters = _Trap()  # type: ignore[assignment]
         slot.commit(policy_version=version, rows=context.rollout)
     Count()(env, weights, sink, context)

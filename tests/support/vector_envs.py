@@ -1,4 +1,4 @@
-"""What the tests of vector environments share: environments that show what reaches them, runs, and what equal means."""
+"""Shared by the tests of vector environments: environments that report their arguments, runs, and comparisons."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ACTIONS = Dict(
 
 
 class Chance(gymnasium.Env[Any, Any]):
-    """Random observations, short random episodes, infos of every kind. What it is told is seen in its infos."""
+    """Random observations, short random episodes, infos of every kind, with the arguments of reset and step."""
 
     metadata = {"render_modes": ["ansi"], "colour": "blue"}  # noqa: RUF012
 
@@ -187,7 +187,7 @@ class NoPickle(Exception):
 
 
 class NoUnpickle(Exception):
-    """Can be pickled, but its constructor wants more than its arguments."""
+    """Can be pickled but not unpickled: its constructor needs two arguments."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} and {two}")
@@ -207,7 +207,7 @@ class Raiser(Counter):
 
 
 class BadPickle:
-    """Travels to the parent and cannot be made there."""
+    """Can be pickled in a worker and not unpickled in the parent."""
 
     def __reduce__(self) -> Any:
         return int, ("not a number",)
@@ -222,7 +222,7 @@ def bad_pickle() -> BadPickle:
 
 @contextlib.contextmanager
 def ours(env_fns: Sequence[Callable[[], Any]], **arguments: Any) -> Iterator[AsyncVectorEnv]:
-    """Ended with a test, also one that fails while something is pending."""
+    """Closed at the end of a test, also if it fails while a call is pending."""
     envs = AsyncVectorEnv(env_fns, **{"num_workers": 2, **arguments})
     try:
         yield envs

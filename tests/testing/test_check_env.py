@@ -1,19 +1,20 @@
-"""memlane.testing: every rule is broken once by a small environment in C, and named."""
+"""memlane.testing: for every rule a small environment in C violates it, and the error names the rule."""
 
 from __future__ import annotations
 
 import ctypes
+import doctest
+import importlib
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane.native import built_in_names, open_library
+from memlane.native import built_in_names
+from memlane.native.lowlevel import open_library
 from memlane.testing import RULES, EnvCheckFailed, check_env
-
-INCLUDE = Path(__file__).parents[2] / "cpp" / "include"
+from tests.support.native_envs import gcc
 
 GOOD = r"""
 #define _GNU_SOURCE
@@ -113,10 +114,7 @@ def build(directory: Path, *changes: tuple[str, str], agents: int = 1) -> Path:
         source = source.replace(old, new)
     file = directory / "small.c"
     file.write_text(source)
-    library = directory / "small.so"
-    flags = ["-O0", "-shared", "-fPIC", f"-DAGENTS={agents}", f"-I{INCLUDE}", "-Wall", "-Werror"]
-    subprocess.run(["gcc", *flags, str(file), "-o", str(library), "-lm"], check=True)
-    return library
+    return gcc(file, directory / "small.so", "-O0", "-shared", "-fPIC", f"-DAGENTS={agents}", "-Wall", "-Werror")
 
 
 def broken(directory: Path, *changes: tuple[str, str], agents: int = 1, **kwargs: Any) -> EnvCheckFailed:
@@ -130,31 +128,39 @@ PAST_END = ("/* SPEC */", ".steps_past_end = 1,")
 # A rule, what breaks it, and the field that must be named ("" where there is none).
 BROKEN = {
     "init_refuses_its_own_defaults": ("init", "", [("/* INIT */", 'return "never";')]),
-    "step_crashes": ("runs", "", [(STEP, "if (game->n == 5) *(volatile int *)0 = 1;")]),
-    "step_writes_a_state_behind_the_last": ("guards", "state", [(STEP, "if (i == last) game[1].x = 1;")]),
-    "step_writes_a_state_before_the_first": ("guards", "state", [(STEP, "if (i == 0) game[-1].x = 1;")]),
+    "step_crashes": ("no_crash", "", [(STEP, "if (game->n == 5) *(volatile int *)0 = 1;")]),
+    "step_writes_a_state_behind_the_last": ("buffer_bounds", "state", [(STEP, "if (i == last) game[1].x = 1;")]),
+    "step_writes_a_state_before_the_first": ("buffer_bounds", "state", [(STEP, "if (i == 0) game[-1].x = 1;")]),
     "step_writes_an_observation_too_many": (
-        "guards",
+        "buffer_bounds",
         "observations[0]",
         [(STEP, "if (i == last) ((float *)envs->observations[0])[2 * i + 2] = 1;")],
     ),
-    "step_writes_a_reward_too_many": ("guards", "rewards", [(STEP, "if (i == last) envs->rewards[i + 1] = 0;")]),
-    "step_writes_an_end_too_many": ("guards", "terminated", [(STEP, "if (i == last) envs->terminated[i + 1] = 1;")]),
-    "step_cuts_one_too_many_off": ("guards", "truncated", [(STEP, "if (i == last) envs->truncated[i + 1] = 1;")]),
+    "step_writes_a_reward_too_many": ("buffer_bounds", "rewards", [(STEP, "if (i == last) envs->rewards[i + 1] = 0;")]),
+    "step_writes_an_end_too_many": (
+        "buffer_bounds",
+        "terminated",
+        [(STEP, "if (i == last) envs->terminated[i + 1] = 1;")],
+    ),
+    "step_cuts_one_too_many_off": (
+        "buffer_bounds",
+        "truncated",
+        [(STEP, "if (i == last) envs->truncated[i + 1] = 1;")],
+    ),
     "step_writes_an_info_too_many": (
-        "guards",
+        "buffer_bounds",
         "infos[0] (n)",
         [(STEP, "if (i == last) ((int32_t *)envs->infos[0])[i + 1] = 7;")],
     ),
     "reset_draws_from_a_word_behind_the_last": (
-        "guards",
+        "buffer_bounds",
         "random",
         [(RESET, "if (i == envs->num_envs - 1) memlane_random(&envs->random[i + 1]);")],
     ),
-    "step_writes_the_actions": ("given", "actions[0]", [(STEP, "((int64_t *)envs->actions[0])[i] = 5;")]),
-    "step_counts_the_steps": ("given", "steps", [(STEP, "((int32_t *)envs->steps)[i] += 1;")]),
-    "step_writes_the_settings": ("given", "settings", [(STEP, "((double *)envs->settings)[0] += 1;")]),
-    "step_takes_agents_out_of_the_game": ("given", "alive", [(STEP, "envs->alive[i] = 0;")]),
+    "step_writes_the_actions": ("read_only", "actions[0]", [(STEP, "((int64_t *)envs->actions[0])[i] = 5;")]),
+    "step_counts_the_steps": ("read_only", "steps", [(STEP, "((int32_t *)envs->steps)[i] += 1;")]),
+    "step_writes_the_settings": ("read_only", "settings", [(STEP, "((double *)envs->settings)[0] += 1;")]),
+    "step_takes_agents_out_of_the_game": ("read_only", "alive", [(STEP, "envs->alive[i] = 0;")]),
     "reset_writes_rewards": ("reset", "rewards", [(RESET, "envs->rewards[i] = -0.25;")]),
     "reset_writes_ends": ("reset", "terminated", [(RESET, "envs->terminated[i] = 1;")]),
     "an_observation_is_not_a_number": (
@@ -198,9 +204,9 @@ BROKEN = {
         "rewards",
         [(STEP, "shared += 0.001; game->x += shared;"), ("-4, .high = 4", "-INFINITY, .high = INFINITY")],
     ),
-    "reset_forgets_a_number_of_the_state": ("fresh", "", [("        game->n = 0;\n", "")]),
+    "reset_forgets_a_number_of_the_state": ("clean_reset", "", [("        game->n = 0;\n", "")]),
     "reset_forgets_a_part_of_the_observation": (
-        "fresh",
+        "clean_reset",
         "observations[0]",
         [("seen[1] = (float)game->goal;", "if (game->n) seen[1] = (float)game->goal;")],
     ),
@@ -245,7 +251,7 @@ BROKEN = {
             (STEP, "if (game->n > 13 && i > begin) ((float *)envs->observations[0])[2 * i - 2] = 3;"),
         ],
     ),
-    "render_draws_outside_its_picture": ("render", "the picture", [("/* RENDER */", "rgb[4 * 3 * 3] = 1;")]),
+    "render_draws_outside_its_image": ("render", "the image", [("/* RENDER */", "rgb[4 * 3 * 3] = 1;")]),
     "render_changes_the_state": ("render", "state", [("/* RENDER */", "game_of(envs, i)->n += 1;")]),
     "close_ends_what_others_still_use": (
         "close",
@@ -277,7 +283,7 @@ def test_a_game_that_begins_without_agents_is_named(tmp_path: Path) -> None:
 
 def test_a_write_behind_the_rows_of_several_agents_is_named(tmp_path: Path) -> None:
     off = (STEP, "if (i == last) envs->rewards[(i + 1) * AGENTS] = -0.5;")
-    assert broken(tmp_path, off, agents=3).rules == ("guards",)
+    assert broken(tmp_path, off, agents=3).rules == ("buffer_bounds",)
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
@@ -294,25 +300,25 @@ def test_environments_that_come_with_memlane_keep_the_rules(name: str) -> None:
 def test_rules_broken_independently_are_all_listed(tmp_path: Path) -> None:
     reward = (STEP, "envs->rewards[i] = 7; ((int64_t *)envs->actions[0])[i] = 5;")
     error = broken(tmp_path, reward, ("/* RENDER */", "game_of(envs, i)->n += 1;"))
-    assert set(error.rules) == {"given", "rewards", "render"}
+    assert set(error.rules) == {"read_only", "rewards", "render"}
 
 
 def test_a_failure_says_what_was_expected_what_came_where_and_what_to_do(tmp_path: Path) -> None:
     error = broken(tmp_path, (STEP, "if (i == 4 && game->n == 3) envs->rewards[i] = 2;"))
     assert str(error) == (
-        "Small-v0 breaks 1 rule: rewards\n\n"
+        "Small-v0 violates 1 rule: rewards\n\n"
         "rewards: rewards are finite and within reward_low to reward_high\n"
         "  expected  a number from -1.0 to 0.0\n"
         "  found     2.0\n"
         "  where     in step(0, 8), environment 4, step 2, field rewards\n"
-        "  do        declare the range that rewards have, or correct the reward\n\n"
+        "  fix       correct the reward, or declare its range in reward_low and reward_high\n\n"
         "past_end: not checked, it does not declare steps_past_end"
     )
 
 
 def test_a_crash_has_a_place(tmp_path: Path) -> None:
     error = broken(tmp_path, (STEP, "if (game->n == 5) *(volatile int *)0 = 1;"))
-    assert "the process died (SIGSEGV)" in str(error)
+    assert "the process was killed by SIGSEGV" in str(error)
     assert "in step(0, 8), step 4" in str(error)
 
 
@@ -324,20 +330,37 @@ def test_a_function_that_does_not_return_is_named(tmp_path: Path) -> None:
 def test_what_builds_on_a_broken_rule_is_not_checked(tmp_path: Path) -> None:
     error = broken(tmp_path, (STEP, "shared += 1; envs->rewards[i] = -fmod(shared, 1000) / 1000;"))
     assert error.rules == ("determinism",)
-    assert error.report.skipped["threads"] == "as it builds on determinism"
+    assert error.report.skipped["threads"] == "because it depends on the rule determinism"
 
 
 def test_settings_are_handed_on(tmp_path: Path) -> None:
-    assert "init says: too heavy" in str(broken(tmp_path, mass=6))
+    assert "init returned: too heavy" in str(broken(tmp_path, mass=6))
 
 
 def test_a_spec_can_be_checked_in_this_process(tmp_path: Path) -> None:
-    """For debuggers: the crash that they look for must happen where they look."""
+    """For debuggers, which must see the crash in their own process."""
     library = build(tmp_path, ("/* INIT */", "shared = getpid();"))
     check_env(open_library(library), isolated=False, steps=10)
     assert ctypes.c_double.in_dll(ctypes.CDLL(str(library)), "shared").value == os.getpid()
 
 
 def test_names_and_paths_that_are_not_there_are_an_error() -> None:
-    with pytest.raises(LookupError, match="there is no native environment 'Nothing-v0'"):
+    with pytest.raises(LookupError, match=r"unknown native environment 'Nothing-v0', and there is no file"):
         check_env("Nothing-v0")
+
+
+def test_misspelt_names_settings_and_arguments_are_answered_with_the_nearest_one() -> None:
+    expected = (
+        r"'CartPol-v1', and there is no file of that name; did you mean 'CartPole-v1'\? \(built-in environments: "
+    )
+    with pytest.raises(LookupError, match=expected):
+        check_env("CartPol-v1")
+    with pytest.raises(TypeError, match="no setting 'sutton_barto_rewards'; did you mean 'sutton_barto_reward'"):
+        check_env("CartPole-v1", sutton_barto_rewards=1)
+    with pytest.raises(TypeError, match="no setting 'time_out'; did you mean 'timeout'"):
+        check_env("CartPole-v1", time_out=1)
+
+
+def test_the_examples_in_the_documentation_run() -> None:
+    result = doctest.testmod(importlib.import_module("memlane.testing.check"))
+    assert (result.attempted > 0, result.failed) == (True, 0)

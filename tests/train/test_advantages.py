@@ -32,7 +32,7 @@ class Rollout:
     def steps(self) -> int:
         return len(self.rewards[0])
 
-    def ended(self, env: int, t: int) -> bool:
+    def done(self, env: int, t: int) -> bool:
         return self.terminated[env][t] or self.truncated[env][t]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ class Rollout:
             "rewards": torch.tensor(self.rewards, dtype=torch.float64).T,
             "values": torch.tensor(self.values, dtype=torch.float64).T,
             "terminated": terminated,
-            "ended": terminated | truncated,
+            "dones": terminated | truncated,
             "valid": torch.tensor(self.valid).T,
         }
 
@@ -84,7 +84,7 @@ def surprise(rollout: Rollout, env: int, t: int, gamma: float) -> float:
 
 def last_of(rollout: Rollout, env: int, t: int) -> int:
     """The last step of the episode that step ``t`` is in, as far as the rollout goes."""
-    while t + 1 < rollout.steps and not rollout.ended(env, t):
+    while t + 1 < rollout.steps and not rollout.done(env, t):
         t += 1
     return t
 
@@ -109,7 +109,7 @@ def plain_target(rollout: Rollout, env: int, t: int, gamma: float, lam: float, r
 def plain_advantage(rollout: Rollout, env: int, t: int, gamma: float, lam: float, rho: float, c: float) -> float:
     """What a step brought, if what follows is worth lam times the target and else the value."""
     advantage = surprise(rollout, env, t, gamma)
-    if t + 1 < rollout.steps and not rollout.ended(env, t):
+    if t + 1 < rollout.steps and not rollout.done(env, t):
         target = plain_target(rollout, env, t + 1, gamma, lam, rho, c)
         advantage += gamma * lam * (target - rollout.values[env][t + 1])
     return advantage
@@ -122,7 +122,7 @@ def valid_steps(rollout: Rollout) -> list[tuple[int, int]]:
 @given(rollouts(), SHARES, SHARES)
 @settings(deadline=None)
 def test_gae_is_the_weighted_sum_of_later_surprises(rollout: Rollout, gamma: float, lam: float) -> None:
-    advantages, _ = gae(**rollout.tensors(), gamma=gamma, lam=lam)
+    advantages, _ = gae(**rollout.tensors(), gamma=gamma, gae_lambda=lam)
     for env, t in valid_steps(rollout):
         assert float(advantages[t, env]) == pytest.approx(plain_gae(rollout, env, t, gamma, lam), abs=1e-4)
 
@@ -131,7 +131,7 @@ def test_gae_is_the_weighted_sum_of_later_surprises(rollout: Rollout, gamma: flo
 @settings(deadline=None)
 def test_the_targets_of_gae_are_values_and_advantages(rollout: Rollout, gamma: float, lam: float) -> None:
     tensors = rollout.tensors()
-    advantages, targets = gae(**tensors, gamma=gamma, lam=lam)
+    advantages, targets = gae(**tensors, gamma=gamma, gae_lambda=lam)
     torch.testing.assert_close(targets, tensors["values"][:-1] + advantages)
 
 
@@ -140,7 +140,9 @@ def test_the_targets_of_gae_are_values_and_advantages(rollout: Rollout, gamma: f
 def test_the_targets_of_v_trace_are_the_papers(
     rollout: Rollout, gamma: float, lam: float, rho: float, c: float
 ) -> None:
-    _, targets = v_trace(**rollout.tensors(), log_ratios=rollout.ratios(), gamma=gamma, lam=lam, most_rho=rho, most_c=c)
+    _, targets = v_trace(
+        **rollout.tensors(), log_ratios=rollout.ratios(), gamma=gamma, gae_lambda=lam, rho_bar=rho, c_bar=c
+    )
     for env, t in valid_steps(rollout):
         assert float(targets[t, env]) == pytest.approx(plain_target(rollout, env, t, gamma, lam, rho, c), abs=1e-3)
 
@@ -151,7 +153,7 @@ def test_the_advantages_of_v_trace_are_of_its_targets(
     rollout: Rollout, gamma: float, lam: float, rho: float, c: float
 ) -> None:
     advantages, _ = v_trace(
-        **rollout.tensors(), log_ratios=rollout.ratios(), gamma=gamma, lam=lam, most_rho=rho, most_c=c
+        **rollout.tensors(), log_ratios=rollout.ratios(), gamma=gamma, gae_lambda=lam, rho_bar=rho, c_bar=c
     )
     for env, t in valid_steps(rollout):
         plain = plain_advantage(rollout, env, t, gamma, lam, rho, c)
@@ -164,7 +166,9 @@ def test_v_trace_of_the_same_policy_is_gae(rollout: Rollout, gamma: float, lam: 
     tensors = rollout.tensors()
     same = torch.zeros_like(tensors["rewards"])
     for mine, theirs in zip(
-        v_trace(**tensors, log_ratios=same, gamma=gamma, lam=lam), gae(**tensors, gamma=gamma, lam=lam), strict=True
+        v_trace(**tensors, log_ratios=same, gamma=gamma, gae_lambda=lam),
+        gae(**tensors, gamma=gamma, gae_lambda=lam),
+        strict=True,
     ):
         torch.testing.assert_close(mine[tensors["valid"]], theirs[tensors["valid"]], atol=1e-4, rtol=1e-5)
 
@@ -173,8 +177,8 @@ def test_v_trace_of_the_same_policy_is_gae(rollout: Rollout, gamma: float, lam: 
 @settings(deadline=None)
 def test_what_is_no_transition_has_no_advantage(rollout: Rollout, gamma: float, lam: float) -> None:
     tensors = rollout.tensors()
-    one, _ = gae(**tensors, gamma=gamma, lam=lam)
-    other, _ = v_trace(**tensors, log_ratios=rollout.ratios(), gamma=gamma, lam=lam)
+    one, _ = gae(**tensors, gamma=gamma, gae_lambda=lam)
+    other, _ = v_trace(**tensors, log_ratios=rollout.ratios(), gamma=gamma, gae_lambda=lam)
     assert not one[~tensors["valid"]].any()
     assert not other[~tensors["valid"]].any()
 
@@ -185,9 +189,9 @@ def test_what_stands_in_the_place_of_a_reset_changes_nothing(
     rollout: Rollout, gamma: float, lam: float, other: float
 ) -> None:
     tensors = rollout.tensors()
-    before = gae(**tensors, gamma=gamma, lam=lam)
+    before = gae(**tensors, gamma=gamma, gae_lambda=lam)
     changed = torch.where(tensors["valid"], tensors["rewards"], other)
-    after = gae(**{**tensors, "rewards": changed}, gamma=gamma, lam=lam)
+    after = gae(**{**tensors, "rewards": changed}, gamma=gamma, gae_lambda=lam)
     for one, two in zip(before, after, strict=True):
         assert torch.equal(one[tensors["valid"]], two[tensors["valid"]])
 
@@ -195,12 +199,12 @@ def test_what_stands_in_the_place_of_a_reset_changes_nothing(
 def test_a_truncated_episode_is_continued_with_the_value_of_its_last_observation() -> None:
     column = Rollout([[1.0, 0.0, 1.0]], [[5.0, 70.0, 3.0, 0.0]], [[False] * 3], [[True, False, False]],
                      [[True, False, True]], [[0.0] * 3])  # fmt: skip
-    advantages, _ = gae(**column.tensors(), gamma=0.5, lam=1.0)
+    advantages, _ = gae(**column.tensors(), gamma=0.5, gae_lambda=1.0)
     assert float(advantages[0, 0]) == 1.0 + 0.5 * 70.0 - 5.0
 
 
 def test_a_terminated_episode_is_worth_nothing_more() -> None:
     column = Rollout([[1.0, 0.0, 1.0]], [[5.0, 70.0, 3.0, 0.0]], [[True, False, False]], [[False] * 3],
                      [[True, False, True]], [[0.0] * 3])  # fmt: skip
-    advantages, _ = gae(**column.tensors(), gamma=0.5, lam=1.0)
+    advantages, _ = gae(**column.tensors(), gamma=0.5, gae_lambda=1.0)
     assert float(advantages[0, 0]) == 1.0 - 5.0

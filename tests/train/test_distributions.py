@@ -11,13 +11,13 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
-from memlane.train.distributions import Actions, actions_for
+from memlane.train.distributions import Distribution, make_distribution
 
 ROWS = 64
 
 
-def given_for(actions: Actions, rows: int = ROWS) -> Tensor:
-    return torch.randn(rows, actions.outputs, generator=torch.Generator().manual_seed(5)) * 2
+def given_for(actions: Distribution, rows: int = ROWS) -> Tensor:
+    return torch.randn(rows, actions.num_params, generator=torch.Generator().manual_seed(5)) * 2
 
 
 SPACES = {
@@ -39,7 +39,7 @@ def space(request: pytest.FixtureRequest) -> Any:
     return SPACES[request.param]
 
 
-def reference(space: Any, actions: Actions, given: Tensor) -> list[Any]:
+def reference(space: Any, actions: Distribution, given: Tensor) -> list[Any]:
     """torch's distributions of the same numbers: one for each part."""
     if isinstance(space, Discrete):
         return [Categorical(logits=given)]
@@ -54,15 +54,15 @@ def parts(space: Any, sampled: Tensor) -> list[Tensor]:
 
 
 @pytest.fixture
-def actions(space: Any) -> Actions:
-    made = actions_for(space, log_std=-0.3)
+def actions(space: Any) -> Distribution:
+    made = make_distribution(space, log_std=-0.3)
     if isinstance(space, Box):
         with torch.no_grad():
-            made.log_std += torch.arange(made.outputs) * 0.2  # type: ignore[operator, union-attr]
+            made.log_std += torch.arange(made.num_params) * 0.2  # type: ignore[operator, union-attr]
     return made
 
 
-def test_probabilities_are_those_of_torch(space: Any, actions: Actions) -> None:
+def test_probabilities_are_those_of_torch(space: Any, actions: Distribution) -> None:
     given = given_for(actions)
     sampled, _ = actions.sample(given)
     expected = sum(
@@ -71,39 +71,39 @@ def test_probabilities_are_those_of_torch(space: Any, actions: Actions) -> None:
     torch.testing.assert_close(actions.log_prob(given, sampled), expected)
 
 
-def test_entropies_are_those_of_torch(space: Any, actions: Actions) -> None:
+def test_entropies_are_those_of_torch(space: Any, actions: Distribution) -> None:
     given = given_for(actions)
     expected = sum(one.entropy() for one in reference(space, actions, given))
     torch.testing.assert_close(actions.entropy(given), expected)
 
 
-def test_a_sample_comes_with_its_probability(actions: Actions) -> None:
+def test_a_sample_comes_with_its_probability(actions: Distribution) -> None:
     given = given_for(actions)
     sampled, log_probs = actions.sample(given)
     torch.testing.assert_close(log_probs, actions.log_prob(given, sampled))
 
 
-def test_samples_have_the_dtype_and_the_shape_that_they_announce(actions: Actions) -> None:
+def test_samples_have_the_dtype_and_the_shape_that_they_announce(actions: Distribution) -> None:
     sampled, log_probs = actions.sample(given_for(actions))
     assert (sampled.dtype, sampled.shape) == (actions.dtype, (ROWS, *actions.shape))
     assert log_probs.shape == (ROWS,)
 
 
-def test_what_goes_to_the_environment_is_of_its_space(space: Any, actions: Actions) -> None:
+def test_what_goes_to_the_environment_is_of_its_space(space: Any, actions: Distribution) -> None:
     with torch.inference_mode():
         sampled, _ = actions.sample(given_for(actions))
-    for one in actions.for_env(sampled):
+    for one in actions.to_env(sampled):
         assert space.contains(np.asarray(one, space.dtype))
 
 
-def test_what_is_most_likely_is_likelier_than_any_sample(actions: Actions) -> None:
+def test_the_mode_is_likelier_than_any_sample(actions: Distribution) -> None:
     given = given_for(actions)
-    best = actions.log_prob(given, actions.most_likely(given))
+    best = actions.log_prob(given, actions.mode(given))
     for _ in range(20):
         assert (actions.sample(given)[1] <= best + 1e-6).all()
 
 
-def test_time_may_stand_before_the_environments(actions: Actions) -> None:
+def test_time_may_stand_before_the_environments(actions: Distribution) -> None:
     flat = given_for(actions)
     sampled, log_probs = actions.sample(flat)
     given, chosen = flat.reshape(4, 16, -1), sampled.reshape(4, 16, *actions.shape)
@@ -125,7 +125,7 @@ def chi_square(sampled: Tensor, probabilities: Tensor) -> float:
 def test_choices_are_made_as_often_as_they_are_likely(seed: int) -> None:
     torch.manual_seed(seed)
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.0])
-    sampled, _ = actions_for(Discrete(5)).sample(logits.expand(20_000, 5))
+    sampled, _ = make_distribution(Discrete(5)).sample(logits.expand(20_000, 5))
     assert chi_square(sampled, logits.softmax(-1)) < MOST[4]
 
 
@@ -133,45 +133,45 @@ def test_choices_are_made_as_often_as_they_are_likely(seed: int) -> None:
 def test_each_of_several_choices_is_made_as_often_as_it_is_likely(seed: int) -> None:
     torch.manual_seed(seed)
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5, -2.0, 0.0, 0.3])
-    sampled, _ = actions_for(MultiDiscrete([3, 4])).sample(logits.expand(20_000, 7))
+    sampled, _ = make_distribution(MultiDiscrete([3, 4])).sample(logits.expand(20_000, 7))
     assert chi_square(sampled[:, 0], logits[:3].softmax(-1)) < MOST[2]
     assert chi_square(sampled[:, 1], logits[3:].softmax(-1)) < MOST[3]
 
 
 def test_several_choices_are_independent() -> None:
     torch.manual_seed(0)
-    sampled, _ = actions_for(MultiDiscrete([2, 2])).sample(torch.zeros(20_000, 4))
+    sampled, _ = make_distribution(MultiDiscrete([2, 2])).sample(torch.zeros(20_000, 4))
     assert chi_square(sampled[:, 0] * 2 + sampled[:, 1], torch.full((4,), 0.25)) < MOST[3]
 
 
-def test_amounts_spread_as_far_as_their_width_says() -> None:
+def test_gaussian_samples_have_their_mean_and_deviation() -> None:
     torch.manual_seed(0)
-    actions = actions_for(Box(-9, 9, (2,)), log_std=-1.0)
+    actions = make_distribution(Box(-9, 9, (2,)), log_std=-1.0)
     sampled, _ = actions.sample(torch.tensor([1.0, -2.0]).expand(40_000, 2))
     torch.testing.assert_close(sampled.mean(0), torch.tensor([1.0, -2.0]), atol=0.01, rtol=0)
     torch.testing.assert_close(sampled.std(0), torch.full((2,), -1.0).exp(), atol=0.01, rtol=0)
 
 
 def test_starts_are_added_for_the_environment() -> None:
-    actions = actions_for(MultiDiscrete([[3, 2], [4, 5]], start=[[1, 2], [-3, 40]]))
-    found = actions.for_env(torch.tensor([[0, 1, 2, 3], [2, 0, 0, 4]]))
+    actions = make_distribution(MultiDiscrete([[3, 2], [4, 5]], start=[[1, 2], [-3, 40]]))
+    found = actions.to_env(torch.tensor([[0, 1, 2, 3], [2, 0, 0, 4]]))
     assert found.tolist() == [[[1, 3], [-1, 43]], [[3, 2], [-3, 44]]]
 
 
 def test_the_start_of_one_choice_is_added_for_the_environment() -> None:
-    assert actions_for(Discrete(3, start=-1)).for_env(torch.tensor([0, 1, 2])).tolist() == [-1, 0, 1]
+    assert make_distribution(Discrete(3, start=-1)).to_env(torch.tensor([0, 1, 2])).tolist() == [-1, 0, 1]
 
 
-def test_amounts_are_clipped_for_the_environment_only() -> None:
+def test_gaussian_samples_are_clipped_for_the_environment_only() -> None:
     space = Box(np.array([-1, -2], np.float32), np.array([1, np.inf], np.float32))
     drawn = torch.tensor([[5.0, -5.0], [-5.0, 5.0]])
     kept = drawn.clone()
-    assert actions_for(space).for_env(drawn).tolist() == [[1, -2], [-1, 5]]
+    assert make_distribution(space).to_env(drawn).tolist() == [[1, -2], [-1, 5]]
     assert torch.equal(drawn, kept)
 
 
-def test_the_width_of_amounts_is_learned() -> None:
-    actions = actions_for(Box(-1, 1, (2,)))
+def test_the_deviation_of_gaussian_actions_is_learned() -> None:
+    actions = make_distribution(Box(-1, 1, (2,)))
     actions.log_prob(torch.zeros(1, 2), torch.full((1, 2), 3.0)).sum().backward()
     (log_std,) = actions.parameters()
     assert log_std.grad is not None
@@ -180,4 +180,4 @@ def test_the_width_of_amounts_is_learned() -> None:
 
 def test_other_spaces_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="Discrete, MultiDiscrete and Box actions, found Dict"):
-        actions_for(Dict({"a": Discrete(2)}))
+        make_distribution(Dict({"a": Discrete(2)}))

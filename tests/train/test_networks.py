@@ -1,4 +1,4 @@
-"""Networks: what they see of an observation, the normaliser, and an LSTM over time."""
+"""Networks: the encoding of observations, the normaliser, and an LSTM over time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_picture, leaves_of, masked
+from memlane.train.networks import ActorCritic, Encoder, NetworkConfig, Normalizer, is_image, leaf_spaces, mask_state
 
 VECTOR = Box(-1, 1, (3,), np.float32)
 PIXELS = Box(0, 255, (2, 40, 44), np.uint8)
 
 
-def one_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
-    """Random observations of so many environments, by the names of their parts."""
+def observations_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
+    """Random observations of ``rows`` environments, by the names of their leaves."""
     batch = batch_space(space, rows)
     batch.seed(seed)
     sample = batch.sample()
@@ -32,7 +32,7 @@ def one_of(space: Any, rows: int = 5, seed: int = 0) -> dict[str, Tensor]:
 
     return {
         name: torch.from_numpy(np.array(find(sample, name) if isinstance(sample, dict) else sample))
-        for name in leaves_of(space)
+        for name in leaf_spaces(space)
     }
 
 
@@ -58,7 +58,7 @@ def test_the_normaliser_has_mean_and_variance_of_all_batches(
     scale = width + abs(centre)
     assert float(normalizer.count) == pytest.approx(len(everything), abs=1e-3)
     assert np.allclose(normalizer.mean, everything.mean(0), atol=2e-3 * scale)
-    # It begins with a ten-thousandth of an observation, which counts when there are few others.
+    # It episode_starts with a ten-thousandth of an observation, which counts when there are few others.
     assert np.allclose(normalizer.var, everything.var(0), atol=2e-3 * scale**2 + 2e-4)
 
 
@@ -111,31 +111,31 @@ def space_and_width(request: pytest.FixtureRequest) -> tuple[Any, int]:
     return SPACES[request.param]
 
 
-def test_an_observation_becomes_so_many_numbers(space_and_width: tuple[Any, int]) -> None:
+def test_an_observation_is_encoded_to_the_declared_size(space_and_width: tuple[Any, int]) -> None:
     space, width = space_and_width
     encoder = Encoder(space, normalize=True)
-    assert encoder.outputs == width
-    assert encoder(one_of(space)).shape == (5, width)
+    assert encoder.output_size == width
+    assert encoder(observations_of(space)).shape == (5, width)
 
 
 def test_observations_over_time_are_encoded_as_one_by_one(space_and_width: tuple[Any, int]) -> None:
     space, _ = space_and_width
     encoder = Encoder(space, normalize=True)
-    steps = [one_of(space, seed=seed) for seed in range(3)]
+    steps = [observations_of(space, seed=seed) for seed in range(3)]
     together = encoder({name: torch.stack([step[name] for step in steps]) for name in steps[0]})
     torch.testing.assert_close(together, torch.stack([encoder(step) for step in steps]))
 
 
 def test_vectors_are_put_one_after_the_other() -> None:
     space = Dict({"a": VECTOR, "b": Dict({"c": Box(-1, 1, (2, 2))})})
-    seen = one_of(space)
+    seen = observations_of(space)
     expected = torch.cat([seen["a"], seen["b.c"].reshape(5, 4)], -1)
     assert torch.equal(Encoder(space, normalize=False)(seen), expected)
 
 
 def test_a_choice_is_a_one_among_zeros() -> None:
     space = Discrete(3, start=5)
-    (name,) = leaves_of(space)
+    (name,) = leaf_spaces(space)
     found = Encoder(space, normalize=False)({name: torch.tensor([5, 7, 6])})
     assert found.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
 
@@ -146,23 +146,23 @@ def test_pixels_are_not_normalised() -> None:
 
 def test_pixels_are_seen_by_their_brightness() -> None:
     encoder = Encoder(PIXELS, normalize=True)
-    (name,) = leaves_of(PIXELS)
-    (pictures,) = encoder.pictures.values()
+    (name,) = leaf_spaces(PIXELS)
+    (cnn,) = encoder.cnns.values()
     bright = torch.full((1, 2, 40, 44), 255, dtype=torch.uint8)
-    torch.testing.assert_close(encoder({name: bright}), pictures.last(pictures.layers(torch.ones(1, 2, 40, 44))))  # type: ignore[operator, union-attr]
+    torch.testing.assert_close(encoder({name: bright}), cnn.linear(cnn.convolutions(torch.ones(1, 2, 40, 44))))  # type: ignore[operator, union-attr]
 
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (64, 64), (64, 64, 3), (1, 36, 36), (96, 96, 1)])
-def test_what_looks_like_a_picture_is_one(shape: tuple[int, ...]) -> None:
+def test_images_are_recognised(shape: tuple[int, ...]) -> None:
     """Channels may come first or, as in most of Gymnasium, last."""
-    assert is_picture(Box(0, 255, shape, np.uint8))
+    assert is_image(Box(0, 255, shape, np.uint8))
 
 
 @pytest.mark.parametrize(
     "space", [Box(0, 255, (64,), np.uint8), Box(0, 255, (3, 4, 5), np.uint8), Box(0, 1, (40, 40), np.float32)]
 )
-def test_what_does_not_look_like_a_picture_is_none(space: Any) -> None:
-    assert not is_picture(space)
+def test_other_arrays_are_not_taken_for_images(space: Any) -> None:
+    assert not is_image(space)
 
 
 def test_other_spaces_are_refused_by_name() -> None:
@@ -180,54 +180,54 @@ def recurrent() -> ActorCritic:
 
 
 def test_a_sequence_is_what_steps_make_one_by_one(recurrent: ActorCritic) -> None:
-    (name,) = leaves_of(VECTOR)
+    (name,) = leaf_spaces(VECTOR)
     observations = torch.randn(7, 4, 3)
-    begins = torch.rand(7, 4) < 0.3
-    state = recurrent.no_state(4)
+    episode_starts = torch.rand(7, 4) < 0.3
+    state = recurrent.initial_state(4)
     assert state is not None
     state = tuple(torch.randn_like(part) for part in state)  # type: ignore[assignment]
     expected, now = [], state
-    for row, begin in zip(observations, begins, strict=True):
+    for row, begin in zip(observations, episode_starts, strict=True):
         assert now is not None
-        features, now = recurrent.features({name: row}, masked(now, ~begin))
+        features, now = recurrent.features({name: row}, mask_state(now, ~begin))
         expected.append(features)
-    found = recurrent.sequence({name: observations}, begins, state)
+    found = recurrent.sequence({name: observations}, episode_starts, state)
     torch.testing.assert_close(found, torch.stack(expected))
 
 
-def test_an_episode_that_begins_knows_nothing_of_the_one_before(recurrent: ActorCritic) -> None:
-    (name,) = leaves_of(VECTOR)
+def test_an_episode_that_episode_starts_knows_nothing_of_the_one_before(recurrent: ActorCritic) -> None:
+    (name,) = leaf_spaces(VECTOR)
     observations = torch.randn(2, 1, 3)
-    begins = torch.tensor([[False], [True]])
-    found = recurrent.sequence({name: observations}, begins, recurrent.no_state(1))
-    alone, _ = recurrent.features({name: observations[1]}, recurrent.no_state(1))
+    episode_starts = torch.tensor([[False], [True]])
+    found = recurrent.sequence({name: observations}, episode_starts, recurrent.initial_state(1))
+    alone, _ = recurrent.features({name: observations[1]}, recurrent.initial_state(1))
     torch.testing.assert_close(found[1], alone)
 
 
 def test_an_episode_that_goes_on_remembers(recurrent: ActorCritic) -> None:
-    (name,) = leaves_of(VECTOR)
+    (name,) = leaf_spaces(VECTOR)
     observations = torch.randn(2, 1, 3)
-    begins = torch.tensor([[True], [False]])
-    found = recurrent.sequence({name: observations}, begins, recurrent.no_state(1))
-    alone, _ = recurrent.features({name: observations[1]}, recurrent.no_state(1))
+    episode_starts = torch.tensor([[True], [False]])
+    found = recurrent.sequence({name: observations}, episode_starts, recurrent.initial_state(1))
+    alone, _ = recurrent.features({name: observations[1]}, recurrent.initial_state(1))
     assert not torch.allclose(found[1], alone)
 
 
 def test_one_environment_does_not_see_the_memory_of_another(recurrent: ActorCritic) -> None:
-    (name,) = leaves_of(VECTOR)
+    (name,) = leaf_spaces(VECTOR)
     observations = torch.randn(5, 3, 3)
-    begins = torch.rand(5, 3) < 0.3
-    together = recurrent.sequence({name: observations}, begins, recurrent.no_state(3))
+    episode_starts = torch.rand(5, 3) < 0.3
+    together = recurrent.sequence({name: observations}, episode_starts, recurrent.initial_state(3))
     for env in range(3):
-        alone = recurrent.sequence({name: observations[:, [env]]}, begins[:, [env]], recurrent.no_state(1))
+        alone = recurrent.sequence({name: observations[:, [env]]}, episode_starts[:, [env]], recurrent.initial_state(1))
         torch.testing.assert_close(together[:, [env]], alone)
 
 
 def test_a_network_without_memory_has_no_state() -> None:
-    assert ActorCritic(VECTOR, Discrete(2), NetworkConfig()).no_state(3) is None
+    assert ActorCritic(VECTOR, Discrete(2), NetworkConfig()).initial_state(3) is None
 
 
-def test_a_policy_begins_undecided() -> None:
+def test_a_policy_episode_starts_undecided() -> None:
     policy = ActorCritic(VECTOR, Discrete(4), NetworkConfig())
-    given_by = policy.policy(policy.features(one_of(VECTOR))[0])
+    given_by = policy.actor(policy.features(observations_of(VECTOR))[0])
     torch.testing.assert_close(given_by.softmax(-1), torch.full((5, 4), 0.25), atol=0.02, rtol=0)

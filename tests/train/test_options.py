@@ -1,31 +1,43 @@
-"""What a training is told: settings as command lines write them, presets beneath them, and what a folder remembers."""
+"""Options of a training: settings as command lines write them, presets beneath them, and what a run directory keeps."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memlane.train import options as settings
-from memlane.train.algorithms import base as runner
-from memlane.train.options import settings_of
-from memlane.train.presets import APPO_PRESETS
-from memlane.train.trainer import OptionError, Options, options_of, settle
+import memlane.train
+from memlane.train import options as options_module
+from memlane.train.algorithms import ALGORITHMS, algorithm_for
+from memlane.train.environments import make_envs
+from memlane.train.options import (
+    RUNNER_SETTINGS,
+    OptionError,
+    Options,
+    check_settings,
+    load_options,
+    parse_settings,
+    resolve_options,
+)
+from memlane.train.presets import APPO_PRESETS, PRESETS
+from memlane.train.trainer import train
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("epochs=3", {"epochs": 3}),
-        ("minibatch=1e3", {"minibatch": 1000}),
+        ("update_epochs=3", {"update_epochs": 3}),
+        ("minibatch_size=1e3", {"minibatch_size": 1000}),
         ("learning_rate=1e-3", {"learning_rate": 0.001}),
         ("gamma=1", {"gamma": 1.0}),
         ("normalize_advantages=false", {"normalize_advantages": False}),
         ("normalize_advantages=True", {"normalize_advantages": True}),
-        ("schedule=adaptive", {"schedule": "adaptive"}),
+        ("lr_schedule=adaptive", {"lr_schedule": "adaptive"}),
         ("max_restarts=2", {"max_restarts": 2}),
         ("network.hidden=(128,64)", {"network": {"hidden": (128, 64)}}),
         ("network.hidden=[32]", {"network": {"hidden": (32,)}}),
@@ -33,7 +45,7 @@ from memlane.train.trainer import OptionError, Options, options_of, settle
     ],
 )
 def test_a_setting_becomes_what_the_algorithm_expects(text: str, expected: dict[str, Any]) -> None:
-    found = settings_of([text])
+    found = parse_settings([text])
     assert found == expected
     assert type(next(iter(found.values()))) is type(next(iter(expected.values())))
 
@@ -41,44 +53,201 @@ def test_a_setting_becomes_what_the_algorithm_expects(text: str, expected: dict[
 @pytest.mark.parametrize(
     "text",
     [
-        "epochs", "epochs=", "epochs=1.5", "epochs=true", "gamma=high", "schedule=quadratic", "nothing=1", "=1",
-        "network=1", "network.depth=3", "network.hidden=(1.5,)", "collectors=2", "normalize_advantages=1",
+        "update_epochs", "update_epochs=", "update_epochs=1.5", "update_epochs=true", "gamma=high",
+        "lr_schedule=quadratic", "nothing=1", "=1", "network=1", "network.depth=3", "network.hidden=(1.5,)",
+        "collectors=2", "normalize_advantages=1",
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_an_error(text: str) -> None:
     with pytest.raises(OptionError):
-        settings_of([text])
+        parse_settings([text])
 
 
-def test_an_error_names_what_could_have_been_meant() -> None:
-    with pytest.raises(OptionError, match=r"there is no setting 'learning_rat'; there are .*learning_rate"):
-        settings_of(["learning_rat=1"])
+# ---------------------------------------------------------------------------------------------------------- suggestions
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest_and_with_all_known_names() -> None:
+    with pytest.raises(
+        OptionError, match=r"unknown setting 'learning_rat'; did you mean 'learning_rate'\? \(known are .*gamma.*\)"
+    ):
+        parse_settings(["learning_rat=1"])
+
+
+def test_an_unknown_setting_that_nothing_is_near_is_answered_with_all_known_names() -> None:
+    with pytest.raises(OptionError, match=r"unknown setting 'xyzzy' \(known are .*network\.hidden.*\)"):
+        parse_settings(["xyzzy=1"])
+
+
+@pytest.mark.parametrize(
+    ("algo", "typed", "meant"),
+    [
+        ("appo", "n_steps", "num_steps"),
+        ("appo", "n_epochs", "update_epochs"),
+        ("appo", "batch_size", "minibatch_size"),
+        ("appo", "clip_range", "clip_coef"),
+        ("appo", "entropy_coef", "ent_coef"),
+        ("appo", "net_arch", "network.hidden"),
+        ("appo", "network.hiden", "network.hidden"),
+        ("dqn", "n_steps", "n_step"),
+        ("dqn", "exploration_initial_eps", "epsilon_start"),
+        ("dqn", "exploration_final_eps", "epsilon_end"),
+        ("dqn", "start_e", "epsilon_start"),
+        ("dqn", "end_e", "epsilon_end"),
+        ("dqn", "target_network_frequency", "target_update_interval"),
+        ("dqn", "alpha", "priority_alpha"),
+        ("sac", "alpha", "temperature"),
+        ("sac", "ent_coef", "temperature"),
+        ("sac", "q_lr", "learning_rate"),
+    ],
+)
+def test_settings_of_other_libraries_are_answered_with_ours(algo: str, typed: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"unknown setting '{typed}'; did you mean '{meant}'\?"):
+        parse_settings([f"{typed}=1"], algo)
+
+
+@pytest.mark.parametrize(
+    ("algo", "typed", "answer"),
+    [
+        ("appo", "num_minibatches", "set minibatch_size instead: num_steps * environments / num_minibatches"),
+        ("appo", "total_timesteps", "did you mean the option max_steps, --max-steps of the command?"),
+        ("dqn", "train_freq", "set samples_per_insert instead"),
+        ("dqn", "gradient_steps", "set samples_per_insert instead"),
+        ("sac", "policy_frequency", "the actor is updated in every gradient step"),
+        ("sac", "target_network_frequency", "target networks follow by tau in every gradient step"),
+    ],
+)
+def test_settings_of_other_libraries_that_no_one_setting_replaces_are_explained(
+    algo: str, typed: str, answer: str
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_settings([f"{typed}=1"], algo)
+    assert f"unknown setting '{typed}'; {answer}" in str(caught.value)
+
+
+def test_every_suggestion_is_a_setting_that_some_algorithm_has() -> None:
+    known = {name for algo in ALGORITHMS for name in algorithm_for(algo).Config.__dataclass_fields__}
+    known |= RUNNER_SETTINGS.keys() | set(memlane.train.NetworkConfig.__dataclass_fields__)
+    known |= {f"network.{name}" for name in memlane.train.NetworkConfig.__dataclass_fields__}
+    suggested = {name for names in options_module._SYNONYMS.values() for name in names}
+    assert suggested - known == set()
+    assert set(options_module._OPTION_SYNONYMS.values()) <= set(Options.__dataclass_fields__)
+    assert set(options_module._ALGORITHM_SYNONYMS.values()) <= set(ALGORITHMS)
+
+
+def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
+    with pytest.raises(TypeError) as caught:
+        check_settings(memlane.train.APPOConfig, {"gamma": 1, "seed": 1, "n_steps": 8, "n_epochs": 2, "num_envs": 3})
+    assert str(caught.value).startswith(
+        "unknown rl_cfg keys: 'n_epochs' (did you mean 'update_epochs'?), 'n_steps' (did you mean 'num_steps'?), "
+        "'num_envs' (did you mean the option num_envs, --num-envs of the command?); known are clip_coef, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"algo": "ppo"}, "algo must be one of appo, sac, dqn, found 'ppo'; did you mean 'appo'?"),
+        ({"algo": "td3"}, "algo must be one of appo, sac, dqn, found 'td3'; did you mean 'sac'?"),
+        (
+            {"backend": "mujco"},
+            "backend must be one of native, gymnasium, mujoco, found 'mujco'; did you mean 'mujoco'?",
+        ),
+        ({"env": "CartPol-v1"}, "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
+        ({"env": "Brick-v0"}, "unknown environment 'Brick-v0'; did you mean 'Bricks-v0'?"),
+        ({"config": {"n_steps": 3}}, "unknown rl_cfg keys: 'n_steps' (did you mean 'num_steps'?)"),
+        ({"config": {"net_arch": (3,)}}, "unknown rl_cfg keys: 'net_arch' (did you mean 'network.hidden'?)"),
+        ({"config": {"network.lstm": 3}}, "unknown rl_cfg keys: 'network.lstm' (write 'network': {'lstm': ...})"),
+        ({"config": {"network": {"hiden": (3,)}}}, "unknown network settings: 'hiden' (did you mean 'hidden'?)"),
+        (
+            {"config": {"lr_schedule": "liner"}},
+            "lr_schedule must be one of constant, linear, adaptive, found 'liner'; did you mean 'linear'?",
+        ),
+    ],
+)
+def test_unknown_names_in_options_are_answered_with_known_ones(
+    wrong: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unregistered_environment_inside_a_function_keeps_its_own_error() -> None:
+    import gymnasium
+
+    with pytest.raises(gymnasium.error.UnregisteredEnv):
+        make_envs(lambda: gymnasium.make("Nowhere-v1"), 1)
+
+
+# ------------------------------------------------------------------------------------------------- presets, directories
 
 
 def test_what_is_left_open_is_the_presets() -> None:
     preset = APPO_PRESETS["CartPole-v1"]
-    settled = settle(Options("CartPole-v1", config={"epochs": 2}))
-    assert (settled.num_envs, settled.max_steps, settled.target) == (preset.num_envs, preset.max_steps, preset.target)
-    assert settled.config == {**preset.config, "epochs": 2}
-    assert settle(settled) == settled
+    resolved = resolve_options(Options("CartPole-v1", config={"update_epochs": 2}))
+    assert (resolved.num_envs, resolved.max_steps, resolved.target) == (
+        preset.num_envs, preset.max_steps, preset.target,
+    )  # fmt: skip
+    assert resolved.config == {**preset.config, "update_epochs": 2}
+    assert resolve_options(resolved) == resolved
 
 
 def test_a_setting_of_the_network_leaves_the_presets_others_alone() -> None:
-    settled = settle(Options("Hopper-v5", config={"network": {"hidden": (8,)}}))
-    assert settled.config["network"] == {"hidden": (8,), "log_std": -0.5}
+    resolved = resolve_options(Options("Hopper-v5", config={"network": {"hidden": (8,)}}))
+    assert resolved.config["network"] == {"hidden": (8,), "log_std": -0.5}
 
 
-def test_a_folder_remembers_what_its_run_was_told(tmp_path: Path) -> None:
-    told = settle(Options("CartPole-v1", seed=3, folder=tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"options": asdict(told)}, default=str))
-    assert options_of(tmp_path) == told
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_preset_has_settings_that_its_algorithm_knows(algo: str) -> None:
+    for preset in PRESETS[algo].values():
+        check_settings(algorithm_for(algo).Config, preset.config)
+
+
+def test_a_run_directory_keeps_the_options_of_its_run(tmp_path: Path) -> None:
+    resolved = resolve_options(Options("CartPole-v1", seed=3, run_dir=tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"options": asdict(resolved)}, default=str))
+    assert load_options(tmp_path) == resolved
 
 
 def test_a_run_on_a_function_cannot_be_found_again_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"options": {"env": None}}))
     with pytest.raises(OptionError, match="a function"):
-        options_of(tmp_path)
+        load_options(tmp_path)
 
 
-def test_every_setting_of_the_runner_can_be_told() -> None:
-    assert set(settings._RUNNER) | {"collectors", "max_lag", "deterministic", "seed"} == set(runner.RUNNER_SETTINGS)
+def test_every_setting_of_the_runner_can_be_set() -> None:
+    flags = {"collectors", "max_lag", "deterministic", "seed"}
+    texts = {int: "1", float: "1.0", bool: "true"}
+    settable = parse_settings(f"{name}={texts[kind]}" for name, kind in RUNNER_SETTINGS.items() if name not in flags)
+    assert set(settable) | flags == set(RUNNER_SETTINGS)
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_setting_has_a_docstring(algo: str) -> None:
+    import ast
+    import inspect
+
+    for config in (Options, memlane.train.NetworkConfig, *algorithm_for(algo).Config.__mro__[:-1]):
+        body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
+        for field, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert documented, f"{config.__name__}.{ast.unparse(field.target)}"
+
+
+# ------------------------------------------------------------------------------------------------------ the front door
+
+
+def test_the_package_shows_its_public_names_and_imports_them() -> None:
+    assert dir(memlane.train) == sorted(memlane.train.__all__)
+    assert {"train", "evaluate", "Options", "Result", "APPO", "SAC", "DQN"} <= set(memlane.train.__all__)
+    assert all(getattr(memlane.train, name).__name__ == name for name in memlane.train.__all__)
+
+
+def test_options_are_made_and_resolved_without_torch() -> None:
+    code = "import sys; from memlane.train import Options; from memlane.train.options import resolve_options; "
+    code += "resolve_options(Options('CartPole-v1')); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"

@@ -27,7 +27,7 @@ from tests.support.vector_envs import Chance, Counter, Raiser, Shower, Sleeper, 
 
 # By a signal: a test that hangs fails by itself and does not take the others with it.
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 
@@ -135,6 +135,28 @@ def test_an_unknown_autoreset_mode_is_an_error() -> None:
 def test_an_unknown_on_error_is_an_error() -> None:
     with pytest.raises(ValueError, match="on_error"):
         AsyncVectorEnv(COUNTERS, on_error="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"on_error": "restarts"}, ValueError, "on_error must be 'raise' or 'restart', found 'restarts'; did you mean"),
+        ({"on_error": None}, ValueError, "on_error must be 'raise' or 'restart', found None"),
+        ({"context": "frok"}, ValueError, "context must be None, .*'fork'.*, found 'frok'; did you mean 'fork'?"),
+        ({"observation_mode": "diferent"}, ValueError, "got diferent; did you mean 'different'?"),
+        ({"autoreset_mode": "samestep"}, ValueError, "found 'samestep'; did you mean 'SameStep'?"),
+        ({"num_worker": 2}, TypeError, "unknown argument 'num_worker'; did you mean 'num_workers'?"),
+        ({"start_method": "fork"}, TypeError, "unknown argument 'start_method'; did you mean 'context'?"),
+        ({"colour": "red"}, TypeError, "unknown argument 'colour'$"),
+    ],
+    ids=str,
+)
+def test_an_unknown_argument_or_value_is_answered_with_the_nearest_known_one(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message.replace("?", r"\?")):
+        AsyncVectorEnv(COUNTERS, **arguments)
+    assert not mp.active_children()
 
 
 def _unmakeable() -> Any:
@@ -245,7 +267,7 @@ def test_an_observation_above_its_capacity_is_an_error_that_names_it() -> None:
 
 
 class Custom(Space[Any]):
-    """A space that nobody knows."""
+    """A space that neither Gymnasium nor memlane knows."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -337,7 +359,7 @@ def test_a_reset_mask_leaves_the_other_environments_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("make", [reference, ours], ids=["Gymnasium", "memlane"])
-def test_a_step_of_an_ended_environment_is_an_error_when_nobody_resets(make: Any) -> None:
+def test_a_step_of_an_ended_environment_is_an_error_without_autoreset(make: Any) -> None:
     with make([partial(Counter, 1)] * 2, autoreset_mode=AutoresetMode.DISABLED) as envs:
         envs.reset()
         envs.step(np.array([0, 0]))
@@ -700,7 +722,7 @@ def test_two_vector_environments_do_not_disturb_each_other() -> None:
         assert one.step_wait()[1].tolist() == [1.0] * 4
 
 
-def test_an_error_of_one_environment_is_told_with_its_number() -> None:
+def test_an_error_of_one_environment_is_raised_with_its_index() -> None:
     fns = [Counter, Counter, partial(Raiser, partial(ValueError, "bad luck")), Counter]
     with ours(fns) as envs:
         envs.reset(seed=5)
@@ -735,9 +757,9 @@ def test_the_log_lines_of_an_error_are_those_of_gymnasium() -> None:
 def test_the_traceback_in_the_log_is_that_of_the_environment_as_with_gymnasium() -> None:
     """All of it but the frames below the environment, which are another program's."""
 
-    def told(line: str) -> list[str]:
+    def frames(line: str) -> list[str]:
         return line[line.index("in step") :].splitlines()[1:]
 
     expected = _log_of_an_error(gymnasium.vector.AsyncVectorEnv, context="fork")[1]
     logged = _log_of_an_error(AsyncVectorEnv, context="fork", num_workers=2)[1]
-    assert told(logged) == told(expected)
+    assert frames(logged) == frames(expected)

@@ -14,7 +14,7 @@ from memlane.core import Peer, PeerDied, WaitTimeout
 from memlane.vector.channel import Channel
 from tests.support.processes import within
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_receiving_nothing_times_out(ends: tuple[Channel, Channel]) -> None:
         ends[0].receive(0.05)
 
 
-def test_sending_to_somebody_who_does_not_read_times_out(ends: tuple[Channel, Channel]) -> None:
+def test_sending_to_a_process_that_does_not_read_times_out(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(WaitTimeout, match="could take a message"):
         ends[0].send(bytes(10_000_000), 0.05)
 
@@ -74,7 +74,7 @@ def test_the_end_of_the_parent_is_the_end_of_messages(ends: tuple[Channel, Chann
     with pytest.raises(EOFError):
         two.receive(1)
     with pytest.raises(EOFError):
-        two.send(b"anybody?")
+        two.send(b"more")
     one.connection = mp.Pipe()[0]  # for the fixture to close
 
 
@@ -96,7 +96,7 @@ def test_the_death_of_the_peer_ends_a_wait(doing: str) -> None:
     assert channel.receive(5) == b"hello"
     threading.Timer(0.2, child.kill).start()
     began = time.monotonic()
-    # This process holds the child's end open as well: only watching tells.
+    # This process holds the child's end open as well: only the watch detects its death.
     with pytest.raises(PeerDied, match="the child"):
         channel.receive() if doing == "receive" else channel.send(bytes(10_000_000))
     assert time.monotonic() - began < within(5)
@@ -107,9 +107,9 @@ def test_the_death_of_the_peer_ends_a_wait(doing: str) -> None:
     peer.close()
 
 
-def test_what_the_dead_have_said_is_still_received() -> None:
+def test_what_a_process_sent_before_its_death_is_received() -> None:
     mine, theirs = mp.Pipe()
-    child = mp.get_context("fork").Process(target=_say_and_wait, args=(theirs, b"last words"))
+    child = mp.get_context("fork").Process(target=_say_and_wait, args=(theirs, b"last message"))
     child.start()
     assert child.pid is not None
     peer = Peer.of(child.pid, "the child")
@@ -119,7 +119,7 @@ def test_what_the_dead_have_said_is_still_received() -> None:
     child.join()
     channel = Channel(mine)
     channel.watch(peer)
-    assert channel.receive(5) == b"last words"
+    assert channel.receive(5) == b"last message"
     with pytest.raises(PeerDied):
         channel.receive(5)
     child.close()

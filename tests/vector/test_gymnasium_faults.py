@@ -21,7 +21,7 @@ from tests.support.processes import within
 from tests.support.vector_envs import Counter, NoPickle, NoUnpickle, Raiser, Shower, Sleeper, Speaker, ours
 
 pytestmark = [
-    pytest.mark.timeout(30, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 
@@ -266,7 +266,7 @@ PRINTED = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_without_a_main_guard_works(name: str, context: str, tmp_path: Any) -> None:
     if context != "forkserver" and name in ("infos of its own class", "no close"):
-        pytest.skip("one context tells enough")
+        pytest.skip("one context is enough")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + SCRIPTS[name])
     done = subprocess.run(

@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlane.vector.infos import merge, of_floats, pack, pack_floats, unpack
+from memlane.vector.infos import merge, pack, pack_floats, unpack, unpack_floats
 from tests.support.vector_envs import difference
 
 
@@ -127,7 +127,7 @@ def test_floats_in_one_piece_are_the_entries_that_pack_makes(rows: Any, first: i
     infos = [(env, dict(zip(keys, map(kind, row), strict=True))) for env, (keys, row) in enumerate(rows, first)]
     packed = pack_floats(infos)
     assert packed is not None
-    ours, theirs = of_floats(*pickle.loads(pickle.dumps(packed))), pack(infos)
+    ours, theirs = unpack_floats(*pickle.loads(pickle.dumps(packed))), pack(infos)
     assert not difference(merge(99, [ours]), merge(99, [theirs]))
 
 
@@ -157,4 +157,4 @@ def test_whatever_is_not_floats_under_the_same_keys_is_left_to_pack(infos: Any) 
 def test_float32_beside_floats_is_an_entry_of_the_wider() -> None:
     packed = pack_floats([(0, {"a": np.float32(0.1)}), (1, {"a": 0.1})])
     assert packed is not None
-    assert of_floats(*packed)["a"].values.tolist() == [float(np.float32(0.1)), 0.1]
+    assert unpack_floats(*packed)["a"].values.tolist() == [float(np.float32(0.1)), 0.1]

@@ -25,7 +25,7 @@ from tests.support.processes import within
 from tests.support.vector_envs import Shower, difference, ours
 
 # Gymnasium's logger speaks through warnings.
-pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(30, method="signal")]
+pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(120, method="signal")]
 
 N = 3
 PLAIN, RAISE, KILL = range(3)
@@ -55,11 +55,11 @@ class Letter(Custom):
 
 
 class Pose(Custom):
-    """Two dicts of numbers. A batch is a dict of arrays, and Gymnasium has been told so."""
+    """Two dicts of numbers. A batch is a dict of arrays, and batch_space is registered."""
 
 
 class Riddle(Custom):
-    """A batch is a dict of arrays, and nobody has told Gymnasium."""
+    """A batch is a dict of arrays, and batch_space is not registered."""
 
 
 class Trail(Custom):
@@ -165,7 +165,7 @@ def together(space: Space[Any], values: list[Any]) -> Any:
 
 
 class Walker(gymnasium.Env[Any, Any]):
-    """Shows ``value``; its actions are deeds."""
+    """Shows ``value``; its actions are faults."""
 
     action_space: Space[Any] = Discrete(3)
 
@@ -250,8 +250,8 @@ def test_a_column_of_a_registered_space_reads_some_rows_and_single_ones() -> Non
         column.write(env, value(space, env, 5))
     assert_same(column.read(1, 3), shown(space, {1: 5, 2: 5}))
     assert_same(column.read(2, 2)["point"], np.empty((0, 2)))
-    assert_same(column.read_one(2), value(space, 2, 5))
-    before = column.read_one(0)
+    assert_same(column.read_row(2), value(space, 2, 5))
+    before = column.read_row(0)
     column.write(0, value(space, 0, 6))
     assert_same(before, value(space, 0, 5))
 
@@ -315,14 +315,14 @@ restarting = partial(ours, num_workers=2, context="forkserver", on_error="restar
 
 
 @each_space
-@pytest.mark.parametrize("deed", [RAISE, KILL], ids=["exception", "kill"])
+@pytest.mark.parametrize("fault", [RAISE, KILL], ids=["exception", "kill"])
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=["next step", "same step"])
-def test_environments_with_a_registered_space_are_restarted(space: Space[Any], deed: int, mode: AutoresetMode) -> None:
+def test_environments_with_a_registered_space_are_restarted(space: Space[Any], fault: int, mode: AutoresetMode) -> None:
     same_step = mode is AutoresetMode.SAME_STEP
     with restarting(walkers(space), autoreset_mode=mode) as envs:
         envs.reset()
         envs.step([0] * N)
-        observations, rewards, _, truncated, infos = envs.step([deed, 0, 0])
+        observations, rewards, _, truncated, infos = envs.step([fault, 0, 0])
         assert_same(observations, shown(space, {0: 0, 1: 2, 2: 2}))
         assert truncated.tolist() == [True, False, False]
         assert rewards.tolist() == [0.0, 1.0, 1.0]
@@ -336,15 +336,15 @@ def test_environments_with_a_registered_space_are_restarted(space: Space[Any], d
 
 
 @each_space
-@pytest.mark.parametrize("deed", [RAISE, KILL], ids=["exception", "kill"])
+@pytest.mark.parametrize("fault", [RAISE, KILL], ids=["exception", "kill"])
 def test_after_a_restart_between_send_and_recv_the_final_observation_is_the_last_received(
-    space: Space[Any], deed: int
+    space: Space[Any], fault: int
 ) -> None:
     with restarting(walkers(space), autoreset_mode=AutoresetMode.SAME_STEP) as envs:
         envs.reset()
         envs.send([0] * N)
         envs.recv(N)
-        envs.send([0, deed], [2, 0])
+        envs.send([0, fault], [2, 0])
         observations, _, _, truncated, infos, ids = envs.recv(2)
         assert ids.tolist() == [0, 2]
         assert truncated.tolist() == [True, False]
@@ -364,13 +364,13 @@ def _final(infos: dict[str, Any], row: int) -> Any:
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED], ids=["next step", "disabled"])
-def test_where_nobody_sees_the_last_observation_it_is_not_read(mode: AutoresetMode) -> None:
+def test_the_last_observation_is_not_read_in_modes_that_do_not_return_it(mode: AutoresetMode) -> None:
     """Its space cannot even be read, and the restart goes well."""
     with ours([partial(Walker, Half(), 0)], num_workers=1, on_error="restart", autoreset_mode=mode) as envs:
         envs.reset_async()
-        envs._gather("reset_wait", None)
+        envs._finish("reset_wait", None)
         envs.step_async([RAISE])
-        infos, _ = envs._gather("step_wait", None)
+        infos, _ = envs._finish("step_wait", None)
         assert infos["restarted"].tolist() == ["ValueError: bad luck"]
 
 
@@ -385,7 +385,7 @@ MIXED = Dict({"letter": Letter(), "path": Sequence(Discrete(100))})
 def test_a_capacity_reaches_the_sequences_next_to_a_registered_space(capacity: Any) -> None:
     column = RegisteredColumn.create(MIXED, N, capacity)
     column.write(1, {"letter": "x", "path": (7, 8, 9)})
-    assert column.read_one(1) == {"letter": "x", "path": (7, 8, 9)}
+    assert column.read_row(1) == {"letter": "x", "path": (7, 8, 9)}
     with pytest.raises(ValueError, match="4 items needed, but the capacity declared is 3"):
         column.write(1, {"letter": "x", "path": (7, 8, 9, 10)})
 
@@ -394,7 +394,7 @@ def test_a_capacity_reaches_the_sequences_next_to_a_registered_space(capacity: A
 def test_a_capacity_reaches_a_registered_function_that_asks_for_it(space: Space[Any]) -> None:
     column = RegisteredColumn.create(space, N, Capacity(items=3))
     column.write(2, value(space, 2, 3))
-    assert_same(column.read_one(2), value(space, 2, 3))
+    assert_same(column.read_row(2), value(space, 2, 3))
 
 
 def test_a_capacity_for_a_registered_space_that_takes_none_is_refused() -> None:
@@ -490,7 +490,7 @@ def test_a_borrowed_batch_that_travelled_in_messages_is_no_copy() -> None:
         assert first.tolist() == [[1, 1], [1, 1]]
 
 
-def test_what_was_received_in_messages_may_be_written_and_harms_nobody() -> None:
+def test_what_was_received_in_messages_may_be_written_without_any_effect() -> None:
     space, values, _ = BY_MESSAGE["Graph"]
     with ours([partial(Shower, space, values)] * 2, shared_memory=False) as envs:
         envs.reset()

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from tests.support.vector_envs import Chance, Counter, Raiser, Shower, Sleeper, Speaker, ours
 
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 
@@ -77,7 +77,7 @@ def test_numbers_of_environments_may_have_any_whole_dtype(dtype: str) -> None:
 def test_a_send_that_was_interrupted_does_not_stop_the_next() -> None:
     with ours([Counter] * 3) as envs:
         envs.reset()
-        envs._steps.asked.add_each(np.array([0]), 1)  # as far as it came
+        envs._steps.requested_step.add_each(np.array([0]), 1)  # as far as the interrupted send came
         envs.send([1, 1, 1])
         assert envs.recv(3, timeout=60)[-1].tolist() == [0, 1, 2]
 
@@ -163,7 +163,7 @@ def test_ids_that_name_no_environment_are_an_error_that_leaves_nothing_pending(
 
 
 @pytest.mark.parametrize("actions", [[1], [1, 2, 3], [1, 100]], ids=str)
-def test_wrong_actions_are_an_error_that_asks_nobody(actions: Any) -> None:
+def test_wrong_actions_are_an_error_before_anything_is_sent(actions: Any) -> None:
     with ours(SLEEPERS) as envs:
         envs.reset()
         with pytest.raises(ValueError):
@@ -171,7 +171,7 @@ def test_wrong_actions_are_an_error_that_asks_nobody(actions: Any) -> None:
         assert envs.step([0] * 4)[0].tolist() == [1] * 4
 
 
-def test_sending_to_nobody_leaves_nothing_pending() -> None:
+def test_sending_to_no_environment_leaves_nothing_pending() -> None:
     with ours(SLEEPERS) as envs:
         envs.reset()
         envs.send(np.array([], np.int64), np.array([], np.int64))

@@ -1,4 +1,4 @@
-"""StepLoop: what an environment may return or raise, and what becomes of it, in ``step`` and ``send``/``recv``."""
+"""StepLoop: what an environment may return or raise, and what the caller gets, in ``step`` and ``send``/``recv``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.vector_envs import difference, ours, reference
 
 # By a signal: a test that hangs fails by itself and does not take the others with it.
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 
@@ -27,8 +27,8 @@ ENVS = 3
 ROWS = np.arange(8, dtype=np.float32)
 
 
-class Says(gymnasium.Env[Any, Any]):
-    """Answers a step with whatever it was given."""
+class Scripted(gymnasium.Env[Any, Any]):
+    """Returns from a step what a function of the step count returns."""
 
     observation_space = Box(-1000, 1000, (4,), np.float32)
     action_space = Discrete(10)
@@ -74,8 +74,8 @@ WAYS = pytest.mark.parametrize("way", [step, send])
     ],
     ids=["plain", "a list", "numpy's flags", "every second number", "big-endian", "an array", "a dict's subclass"],
 )
-def test_whatever_is_right_is_taken_as_in_process(way: Callable[..., Any], say: Callable[[int], Any]) -> None:
-    fns = [lambda: Says(say)] * ENVS
+def test_valid_results_are_the_same_as_in_process(way: Callable[..., Any], say: Callable[[int], Any]) -> None:
+    fns = [lambda: Scripted(say)] * ENVS
     with ours(fns) as with_workers, reference(fns) as in_process:
         with_workers.reset(seed=0)
         in_process.reset(seed=0)
@@ -99,13 +99,13 @@ def test_whatever_is_right_is_taken_as_in_process(way: Callable[..., Any], say: 
     ids=["nothing", "four values", "a wrong shape", "no observation", "a word for a reward", "no reward", "two flags",
          "an exception"],
 )  # fmt: skip
-def test_whatever_is_wrong_is_an_error_of_its_environment(
+def test_an_invalid_result_is_an_error_of_its_environment(
     way: Callable[..., Any], say: Callable[[int], Any], error: type[Exception]
 ) -> None:
-    def good() -> Says:
-        return Says(lambda n: (ROWS[:4], float(n), False, False, {}))
+    def good() -> Scripted:
+        return Scripted(lambda n: (ROWS[:4], float(n), False, False, {}))
 
-    with ours([good, lambda: Says(say), good]) as envs:
+    with ours([good, lambda: Scripted(say), good]) as envs:
         envs.reset(seed=0)
         with pytest.raises(error) as raised:
             way(envs)
@@ -114,7 +114,7 @@ def test_whatever_is_wrong_is_an_error_of_its_environment(
 
 @WAYS
 def test_a_reset_after_an_end_may_return_any_pair(way: Callable[..., Any]) -> None:
-    class Ends(Says):
+    class Ends(Scripted):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return list(super().reset(seed=seed, options=options))
 
@@ -125,8 +125,8 @@ def test_a_reset_after_an_end_may_return_any_pair(way: Callable[..., Any]) -> No
 
 
 @WAYS
-def test_an_exception_tells_the_line_that_raised_it(way: Callable[..., Any]) -> None:
-    with ours([lambda: Says(lambda n: n / 0)] * ENVS) as envs:
+def test_the_traceback_of_an_exception_has_the_line_that_raised_it(way: Callable[..., Any]) -> None:
+    with ours([lambda: Scripted(lambda n: n / 0)] * ENVS) as envs:
         envs.reset(seed=0)
         with pytest.raises(ZeroDivisionError) as raised:
             way(envs)
@@ -135,14 +135,14 @@ def test_an_exception_tells_the_line_that_raised_it(way: Callable[..., Any]) -> 
 
 @WAYS
 def test_an_environment_that_ends_its_process_is_a_dead_worker(way: Callable[..., Any]) -> None:
-    with ours([lambda: Says(lambda _: sys.exit(7))] * ENVS) as envs:
+    with ours([lambda: Scripted(lambda _: sys.exit(7))] * ENVS) as envs:
         envs.reset(seed=0)
         with pytest.raises(WorkerDied, match="exited with code 7"):
             way(envs)
 
 
 def test_infos_of_one_command_do_not_come_again_with_the_next() -> None:
-    with ours([lambda: Says(lambda n: (ROWS[:4], 1.0, False, False, {"n": n} if n == 1 else {}))] * ENVS) as envs:
+    with ours([lambda: Scripted(lambda n: (ROWS[:4], 1.0, False, False, {"n": n} if n == 1 else {}))] * ENVS) as envs:
         envs.reset(seed=0)
         assert "n" in step(envs)[4]
         assert step(envs)[4] == {}
@@ -150,14 +150,14 @@ def test_infos_of_one_command_do_not_come_again_with_the_next() -> None:
 
 
 @WAYS
-def test_when_a_new_environment_fails_as_well_both_errors_are_told(way: Callable[..., Any], tmp_path: Path) -> None:
+def test_when_a_new_environment_fails_as_well_both_errors_are_reported(way: Callable[..., Any], tmp_path: Path) -> None:
     made = tmp_path / "made"
 
-    def make() -> Says:
+    def make() -> Scripted:
         if made.exists():
             raise OSError("the port is in use")
         made.touch()
-        return Says(lambda n: n / 0)
+        return Scripted(lambda n: n / 0)
 
     with ours([make], on_error="restart") as envs:
         envs.reset(seed=0)
@@ -172,10 +172,10 @@ def test_when_a_new_environment_fails_as_well_both_errors_are_told(way: Callable
     [(lambda: 1 / 0, ZeroDivisionError), (lambda: ROWS[:4], ValueError), (lambda: (ROWS[:5], {}), ValueError)],
     ids=["an exception", "no info", "a wrong shape"],
 )
-def test_whatever_is_wrong_about_a_reset_after_an_end_is_an_error_of_its_environment(
+def test_an_invalid_result_of_a_reset_after_an_end_is_an_error_of_its_environment(
     way: Callable[..., Any], begin: Callable[[], Any], error: type[Exception]
 ) -> None:
-    class Ends(Says):
+    class Ends(Scripted):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return begin() if self._steps else super().reset(seed=seed, options=options)
 

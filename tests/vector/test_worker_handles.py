@@ -1,4 +1,4 @@
-"""Workers: how many there are, how they start, on which cores they run, and what they leave alone."""
+"""Workers: how many there are, how they start, and on which cores they run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from memlane.vector import worker_handles as workers
+from memlane.vector import worker_handles
 from tests.support.vector_envs import Counter, ours
 
-pytestmark = pytest.mark.timeout(30, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 PATIENCE = 60.0
-"""Seconds after which whoever waits for a file gives up."""
+"""Seconds after which a wait for a file fails."""
 
 
 def await_file(file: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not file.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody made {file.name}")
+            raise TimeoutError(f"{file.name} was not created")
         time.sleep(0.005)
 
 
@@ -36,7 +36,7 @@ def await_file(file: Path) -> None:
 
 @pytest.fixture
 def _new_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A fork server that has not been told by others what to import."""
+    """A new fork server without a preload list of other tests."""
     server: Any = forkserver._forkserver
     server._stop()
     monkeypatch.setattr(server, "_preload_modules", ["__main__"])
@@ -53,7 +53,7 @@ def test_workers_do_not_import_torch(context: str) -> None:
         assert envs.apply(lambda env: "torch" in sys.modules) == (False, False)  # noqa: ARG005
 
 
-def test_workers_come_from_the_fork_server_unless_told_otherwise() -> None:
+def test_workers_come_from_the_fork_server_by_default() -> None:
     with ours([Counter] * 2) as envs:
         server: Any = forkserver._forkserver
         assert envs.apply(lambda env: os.getppid()) == (server._forkserver_pid,) * 2  # noqa: ARG005
@@ -71,15 +71,15 @@ def test_workers_make_their_environments_at_the_same_time(context: str, tmp_path
 
 
 class Listener:
-    """Stands for stderr, and makes a file when it hears a text."""
+    """A replacement of stderr that creates a file when a text is written."""
 
     def __init__(self, text: str, file: Path) -> None:
         self.text, self.file = text, file
-        self.heard = ""
+        self.written = ""
 
     def write(self, text: str) -> int:
-        self.heard += text
-        if self.text in self.heard:
+        self.written += text
+        if self.text in self.written:
             self.file.touch()
         return len(text)
 
@@ -88,21 +88,21 @@ class Listener:
 
 
 def test_a_start_that_takes_long_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = tmp_path / "told"
+    printed = tmp_path / "printed"
 
     def slow() -> Counter:
-        await_file(told)  # it goes on when the parent has said so
+        await_file(printed)  # it continues when the parent has printed its progress
         return Counter()
 
-    listener = Listener("memlane: 1 of 2 workers ready, ", told)
-    monkeypatch.setattr(workers, "_QUIET_SECONDS", 0.05)
+    listener = Listener("memlane: 1 of 2 workers ready, ", printed)
+    monkeypatch.setattr(worker_handles, "_QUIET_SECONDS", 0.05)
     monkeypatch.setattr(sys, "stderr", listener)
     with ours([Counter, slow], context="fork"):
-        assert told.exists()
+        assert printed.exists()
 
 
 def test_a_start_that_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(workers, "_QUIET_SECONDS", PATIENCE)
+    monkeypatch.setattr(worker_handles, "_QUIET_SECONDS", PATIENCE)
     with ours([Counter] * 2, context="fork"):
         assert capfd.readouterr() == ("", "")
 
@@ -220,7 +220,7 @@ def test_workers_that_are_not_pinned_may_use_every_core(restrict: Callable[[int]
 
 
 @pytest.mark.parametrize(("count", "pinned"), [(1, False), (2, True), (3, False)])
-def test_unless_told_workers_are_pinned_when_there_are_as_many_as_cores(
+def test_by_default_workers_are_pinned_when_there_are_as_many_as_cores(
     count: int, pinned: bool, restrict: Callable[[int], set[int]]
 ) -> None:
     cores = restrict(2)

@@ -1,16 +1,16 @@
-/* A few shapes, for `render`: no anti-aliasing, everything outside the picture is cut off. */
+/* A few shapes for `render`: without anti-aliasing, clipped at the edges of the image. */
 #ifndef MEMLANE_DRAW_H
 #define MEMLANE_DRAW_H
 
 #include <stdint.h>
 
 typedef struct memlane_canvas {
-    uint8_t *rgb; /* rows of red, green, blue */
+    uint8_t *rgb; /* rows of pixels of red, green, blue */
     int width, height;
 } memlane_canvas;
 
-/* Not a number counts as 0. */
-static inline int memlane_clip(double value, int most) { return !(value > 0) ? 0 : value > most ? most : (int)value; }
+/* `value` as an integer from 0 to `high`; NaN becomes 0. */
+static inline int memlane_clip(double value, int high) { return !(value > 0) ? 0 : value > high ? high : (int)value; }
 
 static inline void memlane_rectangle(memlane_canvas canvas, double left, double top, double right, double bottom, uint8_t red,
                                      uint8_t green, uint8_t blue) {
@@ -26,7 +26,7 @@ static inline void memlane_fill(memlane_canvas canvas, uint8_t red, uint8_t gree
     memlane_rectangle(canvas, 0, 0, canvas.width, canvas.height, red, green, blue);
 }
 
-/* A line with round ends. A point when both ends are the same. */
+/* A line with round ends. A disc if both ends are the same. */
 static inline void memlane_line(memlane_canvas canvas, double x0, double y0, double x1, double y1, double width, uint8_t red,
                                 uint8_t green, uint8_t blue) {
     const double dx = x1 - x0, dy = y1 - y0, length2 = dx * dx + dy * dy, reach = width / 2;
@@ -35,7 +35,7 @@ static inline void memlane_line(memlane_canvas canvas, double x0, double y0, dou
     const int bottom = memlane_clip((y0 < y1 ? y1 : y0) + reach + 1, canvas.height);
     for (int y = memlane_clip((y0 < y1 ? y0 : y1) - reach, canvas.height); y < bottom; ++y)
         for (int x = left; x < right; ++x) {
-            /* The nearest point of the line: `along` of the way from one end to the other. */
+            /* The nearest point of the line is at the fraction `along` of the way from one end to the other. */
             const double px = x + 0.5 - x0, py = y + 0.5 - y0;
             double along = length2 > 0 ? (px * dx + py * dy) / length2 : 0;
             along = along < 0 ? 0 : along > 1 ? 1 : along;

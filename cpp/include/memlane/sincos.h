@@ -1,9 +1,8 @@
-/* Sine and cosine that a compiler can compute for several environments at once.
+/* Sine and cosine in loops that a compiler can vectorise.
  *
- * Not the C library's: a call per number keeps a loop from being vectorised, and the vector versions that compilers put in
- * round differently from the ones used for what remains at the end of a range. Then results would depend on how many
- * threads share out the environments. These are the same operations for every number. Errors are below 1e-15 for angles
- * up to a million.
+ * Not those of the C library: a function call prevents vectorisation, and the vector versions that compilers insert round
+ * differently from the scalar ones used for the remainder of a range, so that results would depend on the number of threads.
+ * These are the same operations for every element. Errors are below 1e-15 for angles up to a million.
  */
 #ifndef MEMLANE_SINCOS_H
 #define MEMLANE_SINCOS_H
@@ -16,7 +15,7 @@ typedef union memlane_number {
 } memlane_number;
 
 static inline void memlane_sincos(double x, double *sine, double *cosine) {
-    /* The nearest multiple n of pi / 2: adding 1.5 * 2^52 leaves n in the lowest bits of the sum. */
+    /* n is the nearest multiple of pi / 2: adding 1.5 * 2^52 leaves n in the lowest bits of the sum. */
     const memlane_number shifted = {x * 0x1.45f306dc9c883p-1 + 0x1.8p52};
     const double n = shifted.value - 0x1.8p52;
     /* pi / 2 in three pieces; n times the first two is exact (W. J. Cody and W. Waite, 1980). */
@@ -27,8 +26,8 @@ static inline void memlane_sincos(double x, double *sine, double *cosine) {
                      z * (0x1.71de357b1fe7dp-19 + z * (-0x1.ae5e68a2b9cebp-26 + z * 0x1.5d93a5acfd57cp-33)))));
     const double c = 1.0 - 0.5 * z + z * z * (0x1.555555555554cp-5 + z * (-0x1.6c16c16c15177p-10 + z * (0x1.a01a019cb159p-16 +
                      z * (-0x1.27e4f809c52adp-22 + z * (0x1.1ee9ebdb4b1c4p-29 + z * -0x1.8fae9be8838d4p-37)))));
-    /* An odd n swaps the two; bit 1 of n is the sine's sign, and that of n + 1 the cosine's. In bits, not with "?": so the
-     * loop around it has no branches. */
+    /* An odd n swaps the two; bit 1 of n is the sign of the sine, bit 1 of n + 1 that of the cosine. With bit operations
+     * instead of "?:", so that the surrounding loop has no branches. */
     memlane_number sine_of = {s}, cosine_of = {c};
     const uint64_t swapped = (sine_of.bits ^ cosine_of.bits) & -(shifted.bits & 1);
     sine_of.bits ^= swapped ^ ((shifted.bits & 2) << 62);

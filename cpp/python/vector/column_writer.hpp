@@ -7,28 +7,30 @@
 #include <string>
 #include <vector>
 
+#include "python/buffer.hpp"
 #include "python/numpy_arrays.hpp"
 #include "python/waits.hpp"
 
 namespace memlane {
 
-// Where values of a space go: one array of rows, or several, nested as the space is. Whoever made it keeps the arrays alive.
+// Stores values of a space into one array of rows, or into several that are nested as the space is. It holds addresses: its
+// owner keeps the arrays alive.
 struct ColumnWriter {
-    enum class Kind { array, number, whole, wholes, dict, tuple } kind;
-    // all but dict and tuple
+    enum class Kind { array, number, integer, integers, dict, tuple } kind;
+    // for all kinds but dict and tuple
     std::byte *rows = nullptr;
     nb::object dtype;
     std::string format;
     Py_ssize_t item_bytes = 0;
     std::size_t row_bytes = 0;
     std::vector<Py_ssize_t> shape;
-    std::int64_t low = 0, high = 0; // of whole numbers: from low up to high, both included
-    // dict and tuple
+    std::int64_t low = 0, high = 0; // bounds of integers, both included
+    // for dict and tuple
     std::vector<nb::object> keys;
     std::vector<ColumnWriter> parts;
 
-    // ("array" or "number", rows), ("whole" or "wholes", rows, low, high), ("dict", [(key, place), ...]) or
-    // ("tuple", [place, ...]). A row is an array; a number; a whole number of 8 bytes; an array of those.
+    // A description is ("array" or "number", rows), ("integer" or "integers", rows, low, high), ("dict", [(key, description),
+    // ...]) or ("tuple", [description, ...]). A row is an array; a number; an int64; an array of int64.
     explicit ColumnWriter(nb::handle description) {
         const auto name = nb::cast<std::string>(description[0]);
         if (name == "dict") {
@@ -42,23 +44,23 @@ struct ColumnWriter {
             for (nb::handle entry : description[1])
                 parts.emplace_back(entry);
         } else {
-            kind = name == "whole"    ? Kind::whole
-                   : name == "wholes" ? Kind::wholes
-                   : name == "number" ? Kind::number
-                                      : Kind::array;
-            const bool bounded = kind == Kind::whole || kind == Kind::wholes;
+            kind = name == "integer"    ? Kind::integer
+                   : name == "integers" ? Kind::integers
+                   : name == "number"   ? Kind::number
+                                        : Kind::array;
+            const bool bounded = kind == Kind::integer || kind == Kind::integers;
             if (bounded) {
                 low = nb::cast<std::int64_t>(description[2]);
                 high = nb::cast<std::int64_t>(description[3]);
             }
-            if (PlainArray array; PlainArray::see(description[1].ptr(), array))
+            if (PlainArray array; PlainArray::try_view(description[1].ptr(), array))
                 dtype = nb::borrow(array.dtype);
             const Buffer buffer(description[1], true);
             const Py_buffer &view = buffer.view;
             if (!buffer.held || view.ndim < 1 || view.shape[0] < 1)
-                throw nb::buffer_error("rows must be an array in one piece that can be written");
+                throw nb::buffer_error("rows must be a contiguous, writeable array of one row or more");
             if (bounded && view.itemsize != sizeof(std::int64_t))
-                throw nb::buffer_error("rows for whole numbers must be of 8 bytes each");
+                throw nb::buffer_error("rows of integers must have 8 bytes per item");
             rows = static_cast<std::byte *>(view.buf);
             format = view.format;
             item_bytes = view.itemsize;
@@ -69,17 +71,18 @@ struct ColumnWriter {
         }
     }
 
-    // Stores `value` in row `index` if it is plainly right; otherwise false, and the row may be half written.
+    // Stores `value` in row `index` if it has exactly the expected type, dtype and shape; otherwise false, and the row may be
+    // half written.
     bool store(std::size_t index, nb::handle value) const {
         switch (kind) {
         case Kind::array:
             return store_array(index, value);
         case Kind::number:
             return store_number(index, value.ptr());
-        case Kind::whole:
-            return store_whole(index, value);
-        case Kind::wholes:
-            return store_wholes(index, value);
+        case Kind::integer:
+            return store_integer(index, value);
+        case Kind::integers:
+            return store_integers(index, value);
         case Kind::dict:
             if (!PyDict_Check(value.ptr()) || static_cast<std::size_t>(PyDict_Size(value.ptr())) != keys.size())
                 return false;
@@ -107,14 +110,14 @@ struct ColumnWriter {
   private:
     bool store_array(std::size_t index, nb::handle value) const {
         PlainArray array;
-        if (PlainArray::see(value.ptr(), array) && dtype.is(array.dtype)) {
+        if (PlainArray::try_view(value.ptr(), array) && dtype.is(array.dtype)) {
             static_assert(sizeof(npy_intp) == sizeof(Py_ssize_t));
             if (!std::ranges::equal(shape, array.shape))
                 return false;
             std::memcpy(rows + index * row_bytes, array.data, row_bytes);
             return true;
         }
-        // numpy has one object for each of its dtypes; that is not the only way to say the same thing.
+        // Another dtype object can describe the same dtype: compare the buffers' formats.
         if (!PlainArray::is_array(value.ptr()))
             return false;
         const Buffer buffer(value, false);
@@ -131,7 +134,7 @@ struct ColumnWriter {
     }
 
     bool store_number(std::size_t index, PyObject *value) const {
-        switch (format[0]) { // none of these has a second character
+        switch (format[0]) { // none of these formats has a second character
         case 'd':
             if (!is_float64(value) && !is_float32(value))
                 return false;
@@ -150,9 +153,9 @@ struct ColumnWriter {
         case 'l': {
             if (!is_int64(value))
                 return false;
-            const nb::object whole = nb::steal(PyNumber_Index(value));
+            const nb::object integer = nb::steal(PyNumber_Index(value));
             int overflow = 0;
-            const std::int64_t number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+            const std::int64_t number = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
             if (overflow == 0)
                 set(index, number);
             return overflow == 0;
@@ -166,14 +169,14 @@ struct ColumnWriter {
         return false;
     }
 
-    bool store_wholes(std::size_t index, nb::handle value) const {
+    bool store_integers(std::size_t index, nb::handle value) const {
         PlainArray array;
-        if (!PlainArray::see(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
+        if (!PlainArray::try_view(value.ptr(), array) || !dtype.is(array.dtype) || !std::ranges::equal(shape, array.shape))
             return false;
-        bool within = true; // without a branch that would leave the loop early: it is done on several at a time
+        bool within = true; // no early exit from the loop, so that the compiler vectorizes it
         for (std::size_t at = 0; at < row_bytes; at += sizeof(std::int64_t)) {
             std::int64_t number;
-            std::memcpy(&number, array.data + at, sizeof number); // an array may begin at any byte
+            std::memcpy(&number, array.data + at, sizeof number); // an array may be unaligned
             within &= number >= low && number <= high;
         }
         if (within)
@@ -181,14 +184,14 @@ struct ColumnWriter {
         return within;
     }
 
-    bool store_whole(std::size_t index, nb::handle number) const {
-        nb::object whole = nb::steal(PyNumber_Index(number.ptr()));
-        if (!whole.is_valid()) {
+    bool store_integer(std::size_t index, nb::handle number) const {
+        nb::object integer = nb::steal(PyNumber_Index(number.ptr()));
+        if (!integer.is_valid()) {
             PyErr_Clear();
             return false;
         }
         int overflow = 0;
-        const std::int64_t value = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+        const std::int64_t value = PyLong_AsLongLongAndOverflow(integer.ptr(), &overflow);
         if (overflow != 0 || value < low || value > high)
             return false;
         std::memcpy(rows + index * row_bytes, &value, sizeof value);

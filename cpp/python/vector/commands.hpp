@@ -1,4 +1,5 @@
-// Commands: what the parent asks of a worker.
+// Commands and progress words: how the parent and a worker talk through shared memory. Both are defined here alone; Python
+// reads the numbers from the native module (COMMAND_* and PROGRESS_*).
 #pragma once
 
 #include <cstdint>
@@ -15,76 +16,92 @@
 
 namespace memlane {
 
-// The same numbers are in memlane.vector.step_segment.
-enum class Order : std::int64_t { step, send, message, close };
+// What the parent can ask of a worker.
+enum class Command : std::int64_t {
+    step,    // step all environments
+    send,    // step those environments whose requested_step is ahead of their completed_step
+    message, // read a message from the channel and execute it
+    close,   // close the environments and exit
+};
 
-// What a worker is asked to do: a word, and the signal `go`, which is advanced when the word has changed.
-class Command {
+// A worker's words about itself, by index. The parent reads them, also after the worker's death.
+namespace progress {
+enum : std::size_t {
+    current_env,       // index within the worker of the environment that the current command has reached
+    steps,             // environment steps since the worker started
+    messages_sent,     // messages to the parent
+    commands_finished, // commands
+};
+}
+
+// One worker's command: a word, and the signal `go` that is advanced after the word has changed. The parent writes, the
+// worker waits.
+class CommandWord {
   public:
-    // As one word, a command cannot be seen half old and half new.
+    // Packed into one word, so that a worker never sees half of an old and half of a new command.
     struct Content {
         std::int64_t number; // the value of `go` that it belongs to
-        std::int64_t cell;   // of the quorum, to arrive in
-        Order order;
+        std::int64_t cell;   // the cell of the quorum to arrive in
+        Command command;
     };
 
-    Command(nb::object go, std::shared_ptr<Mapping> mapping, std::size_t offset)
-        : kept_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
-          word_(reinterpret_cast<Word *>(place(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
+    CommandWord(nb::object go, std::shared_ptr<Mapping> mapping, std::size_t offset)
+        : go_owner_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
+          word_(reinterpret_cast<Word *>(checked_address(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
 
-    // By the parent. Relaxed, for it is the signal that publishes the word (PAIR publish/see): it prevents that a worker
-    // sees `go` advanced and the word of the command before.
-    void give(std::int64_t cell, std::int64_t order) {
+    // Called by the parent. Relaxed, because the signal publishes the word (PAIR publish/see): it prevents that a worker sees
+    // `go` advanced and the word of the command before.
+    void issue(std::int64_t cell, std::int64_t command) {
         const std::int64_t number = go_->value() + 1;
-        word_->store(number << 8 | cell << 4 | order, std::memory_order_relaxed);
+        word_->store(number << 8 | cell << 4 | command, std::memory_order_relaxed);
         go_->add(1);
     }
 
-    // By the worker: waits until `go` is at `number`. What it finds then may belong to a later command.
+    // Called by the worker: waits until `go` is at `number`. The content may belong to a later command.
     Content wait(std::int64_t number) {
-        go_->wait(number, std::nullopt, nobody_);
-        const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, in `give`
-        return {word >> 8, word >> 4 & 15, static_cast<Order>(word & 15)};
+        go_->wait(number, std::nullopt, no_peers_);
+        const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, in `issue`
+        return {word >> 8, word >> 4 & 15, static_cast<Command>(word & 15)};
     }
 
-    std::int64_t given() const { return go_->value(); }
+    std::int64_t issued() const { return go_->value(); }
 
   private:
-    nb::object kept_; // keeps `go_` alive
+    nb::object go_owner_; // keeps `go_` alive
     Signal *go_;
-    nb::tuple nobody_;
+    nb::tuple no_peers_;
     std::shared_ptr<Mapping> mapping_;
     Word *word_;
 };
 
-// The commands of all workers, given together.
-class Commands {
+// The command words of all workers, written in one call. For the parent.
+class CommandWords {
   public:
-    // `cores`: where each worker is kept, or -1.
-    Commands(nb::list commands, std::vector<int> cores) : kept_(commands), cores_(std::move(cores)) {
-        for (nb::handle command : commands)
-            commands_.push_back(nb::cast<Command *>(command));
-        if (cores_.size() != commands_.size())
-            throw nb::value_error("expected a core for each command");
-        all_.resize(commands_.size());
+    // `cores`: the core that each worker is pinned to, or -1.
+    CommandWords(nb::list words, std::vector<int> cores) : owner_(words), cores_(std::move(cores)) {
+        for (nb::handle word : words)
+            words_.push_back(nb::cast<CommandWord *>(word));
+        if (cores_.size() != words_.size())
+            throw nb::value_error("expected one core for each command word");
+        all_.resize(words_.size());
         std::iota(all_.begin(), all_.end(), 0);
     }
 
-    // To some workers. Whoever is kept on this core comes last: it may take the core at once, and the others would begin
-    // when it has done all its steps. 64 CartPoles in two workers took 5.1 us a step and environment without this order
-    // and 4.3 with it (medians of 48 stretches of 0.4 s).
-    void give(const std::vector<std::size_t> &workers, std::int64_t cell, std::int64_t order) {
-        const int here = sched_getcpu();
+    // A worker that is pinned to this core comes last: it may take the core at once, and the others would begin only after it
+    // has made all its steps. 64 CartPoles in two workers took 5.1 us per step and environment without this order and 4.3
+    // with it (medians of 48 stretches of 0.4 s).
+    void issue(const std::vector<std::size_t> &workers, std::int64_t cell, std::int64_t command) {
+        const int this_core = sched_getcpu();
         for (const bool last : {false, true})
             for (const std::size_t worker : workers)
-                if ((cores_.at(worker) == here) == last)
-                    commands_[worker]->give(cell, order);
+                if ((cores_.at(worker) == this_core) == last)
+                    words_[worker]->issue(cell, command);
     }
-    void give_all(std::int64_t cell, std::int64_t order) { give(all_, cell, order); }
+    void issue_all(std::int64_t cell, std::int64_t command) { issue(all_, cell, command); }
 
   private:
-    nb::list kept_; // keeps what the pointers point to
-    std::vector<Command *> commands_;
+    nb::list owner_; // keeps the pointers alive
+    std::vector<CommandWord *> words_;
     std::vector<int> cores_;
     std::vector<std::size_t> all_;
 };

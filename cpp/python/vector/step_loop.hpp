@@ -1,8 +1,8 @@
-// StepLoop: a worker's side of the steps. It waits for commands and steps the environments itself as long as all is plain: no
-// environment has raised, and what it returned fits its rows as it is. Whatever is not comes to Python, one
-// environment at a time. A step of 64 environments that do nothing takes 25 us in two workers, where a loop in Python took
-// 52; and 480 us in 64 workers, where it took 810: many processes on two cores find cold caches, and pay for all that they
-// touch.
+// StepLoop: a worker's side of a step. It waits for commands and steps the environments without Python code of its own, as
+// long as no environment raises and every returned value fits its row as it is. Every other step is exceptional and is
+// handed to Python, one environment at a time. A step of 64 no-op environments takes 25 us in two workers, where a loop in
+// Python took 52; and 480 us in 64 workers, where it took 810: many processes on two cores find cold caches, and pay for all
+// that they touch.
 #pragma once
 
 #include <array>
@@ -12,125 +12,160 @@
 #include <span>
 #include <vector>
 
-#include "python/waits.hpp"
+#include "python/quorum.hpp"
 #include "python/vector/commands.hpp"
 #include "python/vector/step_writer.hpp"
-#include "python/quorum.hpp"
+#include "python/waits.hpp"
 #include "python/words.hpp"
 
 namespace memlane {
 
+// What an environment's next step is.
+enum class EnvState : std::uint8_t {
+    running,            // a step
+    needs_reset,        // its episode has ended: a reset in the place of the step where the mode says so, else exceptional
+    pending_truncation, // it was restarted outside of a step: always exceptional, Python truncates its episode
+};
+
+// A step that the loop leaves to Python. `returned` and `raised` are both None if the environment was not stepped, which is
+// the case when its state is not `running`.
+struct ExceptionalStep {
+    std::size_t index; // of the environment within its worker
+    nb::object returned;
+    nb::object raised;
+    EnvState state;
+
+    bool needs_reset() const { return state == EnvState::needs_reset; }
+    bool pending_truncation() const { return state == EnvState::pending_truncation; }
+};
+
+// Owns the state of each environment and the infos of the current command; Python changes and takes them through methods.
+// Called by the worker's main thread alone.
 class StepLoop {
   public:
-    // `asked` and `answered` count the steps of each environment that were sent and that were made. `take_actions` has the
-    // actions of all of this worker's environments, `take_action` that of one. `envs` and `due` (which have ended and are
-    // to be reset; Python resets those in `owed`) are looked at anew in every round, `infos` is what infos are added to.
-    // `first` is the number of this worker's first environment. `resets`: one that has ended is reset in the place of its
-    // next step.
-    StepLoop(nb::object command, nb::object outcomes, nb::list quorums, nb::object asked, nb::object answered,
-           nb::callable take_actions, nb::callable take_action, nb::list envs, nb::list due, nb::dict owed, nb::list infos,
-           std::int64_t first, bool resets)
-        : kept_{command, outcomes, quorums, asked, answered}, command_(nb::cast<Command *>(command)),
-          outcomes_(nb::cast<StepWriter *>(outcomes)), asked_(nb::cast<Words *>(asked)),
-          answered_(nb::cast<Words *>(answered)), take_actions_(std::move(take_actions)),
-          take_action_(std::move(take_action)), envs_(std::move(envs)), due_(std::move(due)), owed_(std::move(owed)),
-          infos_(std::move(infos)), first_(first), resets_(resets), begin_(command_->given()), seen_(begin_) {
+    // `requested_step` and `completed_step` count the steps of each environment for `send`. `read_actions` returns the actions
+    // of all environments of this worker, `read_action` the action of one. `envs` is read in every step: the worker may
+    // replace its items. `first_env` is the index of the worker's first environment in the batch. `autoreset`: an environment
+    // that needs a reset is reset in the place of its next step.
+    StepLoop(nb::object command, nb::object writer, nb::list quorums, nb::object requested_step, nb::object completed_step,
+             nb::callable read_actions, nb::callable read_action, nb::list envs, std::int64_t first_env, bool autoreset)
+        : owners_{command, writer, quorums, requested_step, completed_step}, command_(nb::cast<CommandWord *>(command)),
+          writer_(nb::cast<StepWriter *>(writer)), requested_step_(nb::cast<Words *>(requested_step)),
+          completed_step_(nb::cast<Words *>(completed_step)), read_actions_(std::move(read_actions)),
+          read_action_(std::move(read_action)), envs_(std::move(envs)), states_(writer_->num_envs, EnvState::running),
+          first_env_(first_env), autoreset_(autoreset), first_command_(command_->issued()), last_command_(first_command_) {
         for (nb::handle quorum : quorums)
             quorums_.push_back(nb::cast<Quorum *>(quorum));
         quorum_ = quorums_.at(0);
-        if (envs_.size() != outcomes_->count || due_.size() != outcomes_->count)
-            throw nb::value_error("a worker has as many rows as environments");
+        if (envs_.size() != writer_->num_envs)
+            throw nb::value_error("expected as many rows as environments");
     }
 
-    // Waits for the next command that Python has to do something for, and says which. Steps have begun then: `special`
-    // has the rest, and after it, for those that were sent, `answer` and `step_sent`.
-    std::int64_t next() {
+    // Waits for the next command that needs Python, and returns it. A step has begun then: `next_exception` continues it, and
+    // for a `send` then `complete_sent` and `step_sent`.
+    std::int64_t next_command() {
         for (;;) {
-            const Command::Content now = command_->wait(++seen_);
-            quorum_ = quorums_.at(static_cast<std::size_t>(now.cell));
-            outcomes_->words[progress::through].store(0, std::memory_order_relaxed);
-            if (now.order == Order::close)
-                return static_cast<std::int64_t>(now.order);
-            if (now.order == Order::send) { // also when the word is a later command's
-                at_ = end_ = 0;
+            const CommandWord::Content content = command_->wait(++last_command_);
+            quorum_ = quorums_.at(static_cast<std::size_t>(content.cell));
+            writer_->progress_words[progress::current_env].store(0, std::memory_order_relaxed);
+            if (content.command == Command::close)
+                return static_cast<std::int64_t>(content.command);
+            if (content.command == Command::send) { // also when the word is a later command's
+                index_ = end_ = 0;
                 if (!step_sent())
-                    return static_cast<std::int64_t>(now.order);
+                    return static_cast<std::int64_t>(content.command);
                 finish(0);
                 continue;
             }
-            if (now.number != seen_) {
-                finish(0); // It was a `send`, done with the one before it: the word is a later command's.
+            if (content.number != last_command_) {
+                finish(0); // This command was a `send`, done with the one before it: the word is a later command's.
                 continue;
             }
-            if (now.order != Order::step)
-                return static_cast<std::int64_t>(now.order);
-            start(take_actions_());
+            if (content.command != Command::step)
+                return static_cast<std::int64_t>(content.command);
+            start(read_actions_());
             if (!run() || infos_.size() != 0)
-                return static_cast<std::int64_t>(Order::step);
-            finish(static_cast<std::int64_t>(outcomes_->count));
+                return static_cast<std::int64_t>(Command::step);
+            finish(static_cast<std::int64_t>(writer_->num_envs));
         }
     }
 
-    // Steps those environments that were asked, and arrives for each at once: nobody waits for a straggler beside it. False:
-    // it stopped at one that needs a closer look.
+    // Steps the environments whose step was requested, and arrives for each of them at once, so that the parent need not wait
+    // for a slower one in the same worker. False: it stopped at an exceptional step or at one that returned infos.
     bool step_sent() {
-        for (std::size_t k = end_; k < outcomes_->count; ++k) {
-            // PAIR publish/see, with the parent's addition to `asked`: it prevents that we see a step asked for and the
-            // action of the one before. We may see it before its command, which then finds nothing to do.
-            const auto env = first_ + static_cast<std::int64_t>(k);
-            if ((number_ = asked_->load(env)) == answered_->load(env))
+        for (std::size_t index = end_; index < writer_->num_envs; ++index) {
+            // PAIR publish/see, with the parent's addition to `requested_step`: it prevents that we see a step requested and the
+            // action of the step before. We may see it before its command, which then finds nothing to do.
+            const auto env = first_env_ + static_cast<std::int64_t>(index);
+            if ((sent_step_ = requested_step_->load(env)) == completed_step_->load(env))
                 continue;
-            outcomes_->words[progress::through].store(static_cast<std::int64_t>(k), std::memory_order_relaxed);
-            start_some(nb::make_tuple(take_action_(k)), k, k + 1);
+            writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(index), std::memory_order_relaxed);
+            start_range(nb::make_tuple(read_action_(index)), index, index + 1);
             if (!run() || infos_.size() != 0)
                 return false;
-            answer();
+            complete_sent();
         }
         return true;
     }
 
-    // The environment that was stepped last is through.
-    void answer() {
-        const auto env = first_ + static_cast<std::int64_t>(end_) - 1;
-        answered_->store(env, number_); // PAIR publish/see, with the parent's look: what came of it first
+    // The environment that `step_sent` stepped last is done.
+    void complete_sent() {
+        const auto env = first_env_ + static_cast<std::int64_t>(end_) - 1;
+        completed_step_->store(env, sent_step_); // PAIR publish/see, with the parent's load: the rows are written before
         quorum_->arrive(1);
     }
 
-    // All environments are to be stepped with these actions; `special` does it.
-    void start(nb::object actions) { start_some(std::move(actions), 0, outcomes_->count); }
+    // Starts a step of all environments with these actions; `next_exception` runs it.
+    void start(nb::object actions) { start_range(std::move(actions), 0, writer_->num_envs); }
 
-    // Steps on, up to the next environment that needs a closer look: which one, what its step returned and what it raised;
-    // neither if it is due. None: all are through.
-    nb::object special() {
+    // Runs the step up to the next exceptional one. Nothing: all environments are stepped.
+    std::optional<ExceptionalStep> next_exception() {
         if (!stopped_ && run())
-            return nb::none();
+            return std::nullopt;
         stopped_ = false;
-        return nb::make_tuple(at_++, std::move(returned_), std::move(raised_));
+        const std::size_t index = index_++;
+        return ExceptionalStep{index, std::move(returned_), std::move(raised_), states_[index]};
     }
 
-    // The command is done, and so many environments arrive.
+    // Finishes the command; `arrivals` environments arrive at the quorum.
     void finish(std::int64_t arrivals) {
-        outcomes_->words[progress::through].store(static_cast<std::int64_t>(outcomes_->count), std::memory_order_relaxed);
-        // The parent looks at this to know who is late; that the outcomes are there it learns from the quorum.
-        outcomes_->words[progress::finished].store(seen_ - begin_, std::memory_order_relaxed);
+        writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(writer_->num_envs),
+                                                       std::memory_order_relaxed);
+        // From this the parent learns which worker is late; that the rows are written it learns from the quorum.
+        writer_->progress_words[progress::commands_finished].store(last_command_ - first_command_, std::memory_order_relaxed);
         if (arrivals > 0)
             quorum_->arrive(arrivals);
     }
 
+    void mark_running(std::size_t index) { states_.at(index) = EnvState::running; }
+    void mark_needs_reset(std::size_t index) { states_.at(index) = EnvState::needs_reset; }
+    void mark_pending_truncation(std::size_t index) { states_.at(index) = EnvState::pending_truncation; }
+
+    // Adds an environment's info to those of the current command.
+    void add_info(std::size_t index, nb::handle info) {
+        infos_.append(nb::make_tuple(first_env_ + static_cast<std::int64_t>(index), info));
+    }
+
+    // Hands over the infos of the current command: a list of pairs, an environment's index in the batch and its info.
+    nb::list take_infos() {
+        nb::list infos = std::move(infos_);
+        infos_ = nb::list();
+        return infos;
+    }
+
   private:
-    // Those from `begin` up to `end`.
-    void start_some(nb::object actions, std::size_t begin, std::size_t end) {
+    void start_range(nb::object actions, std::size_t begin, std::size_t end) {
         stopped_ = false;
         actions_ = std::move(actions);
-        actions_from_ = at_ = begin;
+        begin_ = index_ = begin;
         end_ = end;
     }
 
-    // False when it stopped at an environment that needs a closer look.
+    // False: it stopped at an exceptional step.
     bool run() {
-        for (; at_ < end_; ++at_) {
+        for (; index_ < end_; ++index_) {
             returned_ = raised_ = nb::none();
-            if (!(due_[at_].is(Py_True) ? reset() : step())) {
+            if (!(states_[index_] == EnvState::running ? step() : reset())) {
                 stopped_ = true;
                 return false;
             }
@@ -141,44 +176,45 @@ class StepLoop {
 
     bool step() {
         static PyObject *const name = PyUnicode_InternFromString("step");
-        const nb::object env = nb::borrow(envs_[at_]);
-        const nb::object action = nb::steal(PySequence_GetItem(actions_.ptr(), static_cast<Py_ssize_t>(at_ - actions_from_)));
+        const nb::object env = nb::borrow(envs_[index_]);
+        const nb::object action = nb::steal(PySequence_GetItem(actions_.ptr(), static_cast<Py_ssize_t>(index_ - begin_)));
         if (!action.is_valid())
             throw nb::python_error();
         PyObject *const arguments[]{env.ptr(), action.ptr()};
         nb::object result = call(name, arguments);
-        return result.is_valid() && take(std::move(result));
+        return result.is_valid() && write(std::move(result));
     }
 
-    // In the place of a step. Where that is not what is to be done, nothing is begun: Python has the due ones then.
-    bool reset() {
+    // In the place of a step. False without any call if Python has to decide what the step is.
+    [[gnu::noinline]] bool reset() {
         static PyObject *const name = PyUnicode_InternFromString("reset");
-        if (!resets_ || owed_.contains(nb::int_(at_)))
+        if (!autoreset_ || states_[index_] == EnvState::pending_truncation)
             return false;
-        due_[at_] = nb::bool_(false);
-        const nb::object env = nb::borrow(envs_[at_]);
+        states_[index_] = EnvState::running;
+        const nb::object env = nb::borrow(envs_[index_]);
         PyObject *const arguments[]{env.ptr()};
         const nb::object result = call(name, arguments);
         if (!result.is_valid())
             return false;
-        const nb::object pair = caught(PySequence_Tuple(result.ptr())); // what Python unpacks may be any sequence
+        const nb::object pair = keep_error(PySequence_Tuple(result.ptr())); // Python unpacks any sequence, so do we
         if (!pair.is_valid())
             return false;
         if (PyTuple_GET_SIZE(pair.ptr()) != 2) {
             PyErr_SetString(PyExc_ValueError, "reset() must return an observation and an info");
-            caught(nullptr);
+            keep_error(nullptr);
             return false;
         }
-        return take(nb::make_tuple(pair[0], 0.0, false, false, pair[1]));
+        return write(nb::make_tuple(pair[0], 0.0, false, false, pair[1]));
     }
 
-    // A method of an environment; nothing if it raised.
+    // Calls a method of an environment; an invalid object if it raised.
     nb::object call(PyObject *name, std::span<PyObject *const> arguments) {
-        return caught(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
+        return keep_error(PyObject_VectorcallMethod(name, arguments.data(), arguments.size(), nullptr));
     }
 
-    // What Python returned. If it raised, that is kept for `special`, unless it is to end the process.
-    nb::object caught(PyObject *returned) {
+    // Takes what a Python function returned. If it raised an Exception, that is kept for `next_exception`; other
+    // BaseExceptions end the process.
+    nb::object keep_error(PyObject *returned) {
         if (returned == nullptr) {
             nb::python_error error;
             if (!error.matches(PyExc_Exception))
@@ -190,32 +226,34 @@ class StepLoop {
         return nb::steal(returned);
     }
 
-    // What an environment returned is written, or kept for `special`.
-    bool take(nb::object result) {
-        const bool plain = put(result.ptr());
-        if (!plain)
+    // Writes what an environment returned, or keeps it for `next_exception`.
+    bool write(nb::object result) {
+        const bool written = write_rows(result.ptr());
+        if (!written)
             returned_ = std::move(result);
-        return plain;
+        return written;
     }
 
-    bool put(PyObject *result) {
+    // Not inlined, nor is `reset`: `run` with both in it took 14.3 us for 64 no-op environments in one worker, without 13.0.
+    [[gnu::noinline]] bool write_rows(PyObject *result) {
         if (!PyTuple_CheckExact(result) || PyTuple_GET_SIZE(result) != 5)
             return false;
-        const int over = truth(PyTuple_GET_ITEM(result, 2)), cut = truth(PyTuple_GET_ITEM(result, 3));
-        const bool ended = over == 1 || cut == 1;
-        if (over < 0 || cut < 0 || (ended && !resets_) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
+        const int terminated = truth(PyTuple_GET_ITEM(result, 2)), truncated = truth(PyTuple_GET_ITEM(result, 3));
+        const bool ended = terminated == 1 || truncated == 1;
+        if (terminated < 0 || truncated < 0 || (ended && !autoreset_) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
             return false;
-        const auto info = outcomes_->put_info(at_, nb::borrow<nb::dict>(PyTuple_GET_ITEM(result, 4)));
-        if (!info || !outcomes_->put(at_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), over == 1, cut == 1))
+        const auto info = writer_->write_info(index_, nb::borrow<nb::dict>(PyTuple_GET_ITEM(result, 4)));
+        if (!info || !writer_->write_step(index_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated == 1,
+                                          truncated == 1))
             return false;
         if (ended)
-            due_[at_] = nb::bool_(true);
+            states_[index_] = EnvState::needs_reset;
         if (info->size() != 0)
-            infos_.append(nb::make_tuple(first_ + static_cast<std::int64_t>(at_), *info));
+            add_info(index_, *info);
         return true;
     }
 
-    // 1 or 0; -1 for an object that cannot say whether it is true, which is not plain.
+    // 1 or 0; -1 for an object that has no truth value, such as an array of two flags.
     static int truth(PyObject *flag) {
         const int is_true = PyObject_IsTrue(flag);
         if (is_true < 0)
@@ -223,23 +261,23 @@ class StepLoop {
         return is_true;
     }
 
-    std::array<nb::object, 5> kept_; // keep what the pointers point to
-    Command *command_;
-    StepWriter *outcomes_;
+    std::array<nb::object, 5> owners_; // keep the pointers below alive
+    CommandWord *command_;
+    StepWriter *writer_;
     std::vector<Quorum *> quorums_;
     Quorum *quorum_; // where this command's arrivals go
-    Words *asked_, *answered_;
-    nb::callable take_actions_, take_action_;
-    nb::list envs_, due_;
-    nb::dict owed_;
+    Words *requested_step_, *completed_step_;
+    nb::callable read_actions_, read_action_;
+    nb::list envs_;
+    std::vector<EnvState> states_;
     nb::list infos_;
-    std::int64_t first_;
-    bool resets_;
-    std::int64_t begin_, seen_; // values of `go`: before the first command, and of the last
-    nb::object actions_;        // of the environments from `actions_from_` on
-    std::size_t actions_from_ = 0, at_ = 0, end_ = 0;
-    std::int64_t number_ = 0; // of the step that was sent to the environment at hand
-    bool stopped_ = false; // at `at_`, with what it returned or raised
+    std::int64_t first_env_;
+    bool autoreset_;
+    std::int64_t first_command_, last_command_; // values of `go`: before the first command, and of the last
+    nb::object actions_;                        // of the environments from `begin_` on
+    std::size_t begin_ = 0, index_ = 0, end_ = 0;
+    std::int64_t sent_step_ = 0; // the requested step of the environment that `step_sent` steps
+    bool stopped_ = false;       // at `index_`, with what it returned or raised
     nb::object returned_, raised_;
 };
 

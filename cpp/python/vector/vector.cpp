@@ -1,23 +1,25 @@
-// The Python face of what vector environments need: a quorum, commands, and the worker's rounds of steps.
+// Python bindings of what vector environments need: the quorum, command words, and the worker's step loop.
 
 #include <memory>
 #include <string>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include "python/module.hpp"
-#include "python/waits.hpp"
-#include "python/vector/info_packing.hpp"
-#include "python/vector/step_writer.hpp"
+#include "python/buffer.hpp"
 #include "python/quorum.hpp"
+#include "python/vector/info_packing.hpp"
 #include "python/vector/step_loop.hpp"
+#include "python/vector/step_writer.hpp"
+#include "python/waits.hpp"
 
 using namespace nb::literals;
 using namespace memlane;
 
 namespace {
 
-// Whether all numbers of an array of whole 8-byte numbers lie within the bounds, both included. None: not such an array.
+// Whether all numbers of an int64 array lie within the bounds, both included. None: it is not an int64 array.
 nb::object all_within(nb::handle array, std::int64_t low, std::int64_t high) {
     const Buffer buffer(array, false);
     const Py_buffer &view = buffer.view;
@@ -34,52 +36,81 @@ nb::object all_within(nb::handle array, std::int64_t low, std::int64_t high) {
 
 void bind_vector(nb::module_ &m) {
     m.attr("QUORUM_BYTES") = sizeof(QuorumCell);
+    m.attr("COMMAND_STEP") = static_cast<std::int64_t>(Command::step);
+    m.attr("COMMAND_SEND") = static_cast<std::int64_t>(Command::send);
+    m.attr("COMMAND_MESSAGE") = static_cast<std::int64_t>(Command::message);
+    m.attr("COMMAND_CLOSE") = static_cast<std::int64_t>(Command::close);
+    m.attr("PROGRESS_CURRENT_ENV") = static_cast<std::size_t>(progress::current_env);
+    m.attr("PROGRESS_STEPS") = static_cast<std::size_t>(progress::steps);
+    m.attr("PROGRESS_MESSAGES_SENT") = static_cast<std::size_t>(progress::messages_sent);
+    m.attr("PROGRESS_COMMANDS_FINISHED") = static_cast<std::size_t>(progress::commands_finished);
 
-    nb::class_<Quorum>(m, "Quorum", "A count that many advance and one waits for.")
+    nb::class_<Quorum>(m, "Quorum", "A count that several processes advance and one waits for.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
         .def_prop_ro("arrived", &Quorum::arrived)
-        .def("arrive", &Quorum::arrive, "many"_a = 1)
+        .def("arrive", &Quorum::arrive, "count"_a = 1,
+             "Add to the count, wake the waiter if that completes what it waits for, and return the new count.")
         .def("wait", &Quorum::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple());
 
     m.def("all_within", &all_within, "array"_a, "low"_a, "high"_a,
-          "Whether all of an array of int64 lie within the bounds, both included; None if it is no such array.");
+          "Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array.");
 
     m.def("pack_floats", &pack_floats, "infos"_a,
-          "Infos that all have the same keys and only floats: the keys, their dtypes, the first environment, the floats; or None.");
+          "Pack infos that all have the same keys and only floats: keys, dtypes, first environment, floats; else None.");
 
-    nb::class_<ColumnWriter>(m, "ColumnWriter", "Where values of a space go. Whoever made it keeps the arrays alive.")
+    nb::class_<ColumnWriter>(m, "ColumnWriter", "Stores values of a space into rows. Its owner keeps the arrays alive.")
         .def(nb::init<nb::handle>(), "description"_a)
-        .def("store", [](const ColumnWriter &place, nb::handle value) { return place.store(0, value); }, "value"_a.none(),
-             "Store a value in the first row if it is plainly right; otherwise False.");
+        .def("store", [](const ColumnWriter &writer, nb::handle value) { return writer.store(0, value); }, "value"_a.none(),
+             "Store a value in the first row if it has exactly the expected type, dtype and shape; otherwise False.");
 
-    nb::class_<StepWriter>(m, "StepWriter", "What one environment's step leaves, written in one call.")
+    nb::class_<StepWriter>(m, "StepWriter", "Writes what a step of an environment returned into its rows.")
         .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t, nb::list>(),
-             "place"_a.none(), "rewards"_a, "terminated"_a, "truncated"_a, "progress"_a, "count"_a, "declared"_a)
-        .def("put", &StepWriter::put_any, "index"_a, "observation"_a.none(), "reward"_a.none(), "terminated"_a.none(),
-             "truncated"_a.none())
-        .def("put_observation", &StepWriter::put_observation, "index"_a, "observation"_a.none());
+             "observations"_a.none(), "rewards"_a, "terminated"_a, "truncated"_a, "progress"_a, "num_envs"_a, "infos"_a)
+        .def("write_step", &StepWriter::write_step_any, "index"_a, "observation"_a.none(), "reward"_a.none(),
+             "terminated"_a.none(), "truncated"_a.none(), "Write a step; False if a value must be converted or refused.")
+        .def("write_observation", &StepWriter::write_observation, "index"_a, "observation"_a.none(),
+             "Write an observation; False if it must be converted or refused.");
 
-    nb::class_<Command>(m, "Command", "What a worker is asked to do.")
+    nb::class_<CommandWord>(m, "CommandWord", "The command of one worker: the parent issues, the worker's StepLoop waits.")
         .def(nb::init<nb::object, std::shared_ptr<Mapping>, std::size_t>(), "go"_a, "mapping"_a, "offset"_a)
-        .def_prop_ro("given", &Command::given, "How many commands were given to those who have had this place.")
-        .def("give", &Command::give, "cell"_a, "order"_a, "Tell the worker.");
+        .def_prop_ro("issued", &CommandWord::issued, "Commands issued so far, also to processes that this worker replaced.")
+        .def("issue", &CommandWord::issue, "cell"_a, "command"_a,
+             "Issue a command; the worker arrives in this cell of the quorum.");
 
-    nb::class_<Commands>(m, "Commands", "The commands of all workers, given together.")
-        .def(nb::init<nb::list, std::vector<int>>(), "commands"_a, "cores"_a)
-        .def("give", &Commands::give, "workers"_a, "cell"_a, "order"_a, "Tell these workers, those on other cores first.")
-        .def("give_all", &Commands::give_all, "cell"_a, "order"_a, "Tell all of them.");
+    nb::class_<CommandWords>(m, "CommandWords", "The commands of all workers, issued in one call.")
+        .def(nb::init<nb::list, std::vector<int>>(), "words"_a, "cores"_a)
+        .def("issue", &CommandWords::issue, "workers"_a, "cell"_a, "command"_a,
+             "Issue a command to these workers, a worker on this core last.")
+        .def("issue_all", &CommandWords::issue_all, "cell"_a, "command"_a, "Issue a command to all workers.");
 
-    nb::class_<StepLoop>(m, "StepLoop", "A worker's side of the steps: plain ones are made without Python.")
+    nb::class_<ExceptionalStep>(m, "ExceptionalStep", "A step that StepLoop leaves to Python.")
+        .def_ro("index", &ExceptionalStep::index, "Index of the environment within its worker.")
+        .def_ro("returned", &ExceptionalStep::returned, "What the environment returned, or None.")
+        .def_ro("raised", &ExceptionalStep::raised, "What the environment raised, or None.")
+        .def_prop_ro("needs_reset", &ExceptionalStep::needs_reset,
+                     "The episode had ended, so the environment was not stepped.")
+        .def_prop_ro("pending_truncation", &ExceptionalStep::pending_truncation,
+                     "The environment was restarted and not stepped; its episode is to be truncated.");
+
+    nb::class_<StepLoop>(m, "StepLoop", "A worker's side of a step. Owns the state of its environments and their infos.")
         .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
-                      nb::list, nb::dict, nb::list, std::int64_t, bool>(),
-             "command"_a, "outcomes"_a, "quorums"_a, "asked"_a, "answered"_a, "take_actions"_a, "take_action"_a, "envs"_a,
-             "due"_a, "owed"_a, "infos"_a, "first"_a, "resets"_a)
-        .def("next", &StepLoop::next, "Wait for the next command that Python has to do something for; its order.")
-        .def("start", &StepLoop::start, "actions"_a, "All environments are to be stepped; `special` does it.")
-        .def("special", &StepLoop::special,
-             "Step on, up to the next environment that needs a closer look: which, what it returned, what it raised.")
-        .def("answer", &StepLoop::answer, "The environment that was stepped last, of those that were sent, is through.")
+                      std::int64_t, bool>(),
+             "command"_a, "writer"_a, "quorums"_a, "requested_step"_a, "completed_step"_a, "read_actions"_a, "read_action"_a,
+             "envs"_a, "first_env"_a, "autoreset"_a)
+        .def("next_command", &StepLoop::next_command, "Wait for the next command that needs Python, and return it.")
+        .def("start", &StepLoop::start, "actions"_a, "Start a step of all environments; `next_exception` runs it.")
+        .def("next_exception", &StepLoop::next_exception,
+             "Run the step up to the next exceptional one. None: all environments are stepped.")
+        .def("complete_sent", &StepLoop::complete_sent, "The environment that `step_sent` stepped last is done.")
         .def("step_sent", &StepLoop::step_sent,
-             "Step the next of those that were sent; False at one that needs a closer look.")
-        .def("finish", &StepLoop::finish, "arrivals"_a, "The command is done, and so many environments arrive.");
+             "Step the environments whose step was requested; False at one that Python has to finish.")
+        .def("finish", &StepLoop::finish, "arrivals"_a, "Finish the command; so many environments arrive at the quorum.")
+        .def("mark_running", &StepLoop::mark_running, "index"_a, "The environment's next step is a step.")
+        .def("mark_needs_reset", &StepLoop::mark_needs_reset, "index"_a,
+             "The episode has ended: the next step is a reset, or exceptional without autoreset.")
+        .def("mark_pending_truncation", &StepLoop::mark_pending_truncation, "index"_a,
+             "The environment was restarted: its next step is exceptional.")
+        .def("add_info", &StepLoop::add_info, "index"_a, "info"_a, "Add an environment's info to those of this command.")
+        .def("take_infos", &StepLoop::take_infos,
+             "Hand over the infos of this command: pairs (index of the environment in the batch, info).");
 }

@@ -1,7 +1,7 @@
-// AsyncSteps: steps of some environments that were sent, on threads of their own, until they are received.
+// AsyncSteps: steps environments on background threads, from send() until receive().
 //
-// Who may call: one thread at a time. The threads are made at the first errand. They do not survive fork(); the child
-// finds no errand under way, and makes its own threads at the next.
+// Who may call: one thread at a time. The threads are started by the first send(). They do not survive fork(): in the
+// child no environment is in flight, and its first send() starts its own threads.
 #pragma once
 
 #include <chrono>
@@ -24,31 +24,34 @@ class AsyncSteps {
     AsyncSteps(const AsyncSteps &) = delete;
     AsyncSteps &operator=(const AsyncSteps &) = delete;
 
-    // Steps these. None of them may be under way.
+    // Starts a step of each of these environments. None of them may be in flight.
     void send(std::span<const std::int32_t> envs);
-    // Waits until at least so many are back, or for `timeout`; whether they are.
-    bool wait(std::size_t at_least, std::chrono::nanoseconds timeout);
-    // Those that are back, in order; they are no longer under way.
+    // Waits until at least `min_completed` steps are complete, for at most `timeout`. False: timeout.
+    bool wait(std::size_t min_completed, std::chrono::nanoseconds timeout);
+    // The environments whose step is complete, in ascending order; they are no longer in flight.
     std::vector<std::int32_t> receive();
-    bool under_way(std::int32_t env);
-    // Sent and not yet received.
-    std::size_t count();
+    // Whether an environment was sent and not yet received.
+    bool in_flight(std::int32_t env);
+    // The number of environments in flight.
+    std::size_t in_flight_count();
 
   private:
-    // All that the threads touch. A forked child leaves the parent's behind: its mutexes may be locked for ever.
+    enum class Status : std::uint8_t { idle, sent, completed };
+
+    // Everything that the threads use. A forked child abandons its parent's: the mutex may be locked forever.
     struct Shared {
         Host &host;
         std::mutex mutex;
-        std::condition_variable sent, done;
-        std::vector<std::int32_t> waiting; // a stack would starve the first: taken from `next` on
+        std::condition_variable work_added, work_completed;
+        std::vector<std::int32_t> queue; // first in, first out, so that none starves: valid from `next` on
         std::size_t next = 0;
-        std::vector<std::uint8_t> out; // by environment: 1 under way, 2 back
-        std::size_t away = 0, back = 0;
+        std::vector<Status> status; // by environment
+        std::size_t in_flight = 0, completed = 0;
         bool quit = false;
-        double env_ns = 0; // a step of one, in the running mean; 0: not known yet
+        double env_ns = 0; // running mean of the duration of one environment's step; 0: not measured yet
         std::vector<std::thread> threads;
-        int wanted;
-        int owner; // the process that made it: see `forks`
+        int num_threads;
+        int owner; // the process that created it: see `forks`
         explicit Shared(Host &host, int threads);
         void run();
     };

@@ -1,9 +1,9 @@
-// Host: runs the environments of a C library (memlane/env.h) over arrays that somebody else owns.
+// Host: runs the environments of a C library (memlane/env.h) on arrays that the caller owns.
 //
-// It is the host that counts steps, cuts episodes off at their limit, keeps last observations, resets what has ended and
-// looks after agents that have left a game, so that no author of an environment has to.
+// The host counts steps, truncates episodes at their limit, saves final observations, resets environments whose episode
+// has ended, and handles agents that have left a game, so that authors of environments do not have to.
 //
-// Who may call: one thread at a time; the host shares out ranges to others by itself (pool.hpp).
+// Who may call: one thread at a time; the host distributes ranges to other threads by itself (pool.hpp).
 #pragma once
 
 #include <cstddef>
@@ -15,20 +15,20 @@
 namespace memlane {
 
 enum class Autoreset : int {
-    next_step = 0, // an environment that has ended is reset in the place of its next step
-    same_step = 1, // at once; its last observation is kept apart
-    disabled = 2,  // by the caller
+    next_step = 0, // an environment whose episode has ended is reset instead of its next step
+    same_step = 1, // it is reset in the same step; its final observation is saved in a separate array
+    disabled = 2,  // the caller resets it
 };
 
-// Where everything lies. `rows` is num_envs * num_agents.
+// The arrays of the caller. `rows` is num_envs * num_agents.
 struct HostBuffers {
     std::byte *state;                             // num_envs * state_bytes
     std::uint64_t *random;                        // num_envs
-    std::int32_t *steps;                          // num_envs: of the running episode
-    std::uint8_t *ended;                          // num_envs: whether the last step ended it
+    std::int32_t *steps;                          // num_envs: steps of the current episode
+    std::uint8_t *ended;                          // num_envs: whether the last step ended the episode
     double *rewards;                              // rows
     std::uint8_t *terminated, *truncated, *alive; // rows
-    // One array of rows for each field of the spec.
+    // One array of rows per field of the spec.
     std::vector<void *> actions, observations, final_observations, infos, final_infos;
 };
 
@@ -40,21 +40,22 @@ class Host {
     Host(const Host &) = delete;
     Host &operator=(const Host &) = delete;
 
-    // What is wrong, in the environment's words; nullptr if nothing. To be called first, once.
+    // Calls the environment's init: its error message, or nullptr. Must be called once, before all other functions.
     const char *init();
-    // Begins new episodes where `which` is not 0, or everywhere.
-    void reset(const std::uint8_t *which);
-    // One step of all; how many ended. 0 threads: as many as pay. `actions`: where those of the first field lie this time,
-    // if not in the buffers.
+    // Starts new episodes where `mask` is not 0, or everywhere if it is nullptr.
+    void reset(const std::uint8_t *mask);
+    // Steps all environments; returns how many episodes ended. `threads` 0: chosen from the measured duration of a step.
+    // `actions`: the array of the first action field for this step, instead of the one in the buffers.
     std::int32_t step(int threads, const void *actions = nullptr);
-    // One step of a few, on this thread.
+    // Steps the environments begin to end - 1 on this thread; returns how many episodes ended.
     std::int32_t step_range(std::int32_t begin, std::int32_t end);
     void render(std::int32_t index, std::uint8_t *rgb) const { spec_.render(&envs_, index, rgb); }
     void close();
 
-    // How long a step of all would take on one thread, as far as is known; 0 before the first.
+    // Measured duration of a step of all environments on one thread; 0 before the first step.
     double step_ns() const { return env_ns_ * num_envs_; }
-    int threads_that_pay() const;
+    // The number of threads that step(0) uses now.
+    int auto_threads() const;
     const memlane_spec &spec() const { return spec_; }
     Autoreset mode() const { return mode_; }
     std::int32_t num_envs() const { return num_envs_; }
@@ -62,14 +63,14 @@ class Host {
 
   private:
     void begin_episodes(std::int32_t begin, std::int32_t end);
-    void step_running(std::int32_t begin, std::int32_t end);
+    void step_or_reset(std::int32_t begin, std::int32_t end);
     std::int32_t end_episodes(std::int32_t begin, std::int32_t end);
-    bool end_game(std::int32_t index);
-    void show_nothing(std::int32_t row);
-    void keep_last(std::int32_t index);
-    std::int32_t step_measured();
-    std::int32_t step_alone();
-    std::int32_t step_shared(int threads);
+    bool end_agents(std::int32_t env);
+    void clear_observations(std::int32_t row);
+    void save_final(std::int32_t env);
+    std::int32_t step_auto();
+    std::int32_t step_single_threaded();
+    std::int32_t step_multi_threaded(int threads);
 
     const memlane_spec &spec_;
     const std::int32_t num_envs_, num_agents_, limit_;
@@ -77,18 +78,22 @@ class Host {
     const int cores_;
     HostBuffers buffers_;
     std::vector<double> settings_;
-    std::vector<std::size_t> observation_bytes_, info_bytes_; // of one row
+    std::vector<std::size_t> observation_bytes_, info_bytes_; // bytes of one row of each field
     memlane_envs envs_;
-    double env_ns_ = 0;    // a step of one of them, on one thread
-    std::int64_t shared_ns_ = 0; // the counted steps on several threads, since they were last judged
-    int shared_steps_ = 0;       // and their number, with those that are not counted
-    int rest_ = 0;               // so many steps to come are for one thread
-    int next_rest_;
+    double env_ns_ = 0; // running mean of the duration of one environment's step on one thread
+    // The current trial of several threads:
+    std::int64_t trial_ns_ = 0; // duration of its measured steps
+    int trial_steps_ = 0;       // number of its steps, with the warm-up steps
+    int backoff_ = 0;           // number of steps left that use one thread, after a failed trial
+    int next_backoff_;
 };
 
-std::size_t item_bytes(std::int32_t dtype); // 0: there is no such type
+// An exponential running mean; 0: no value yet.
+inline double update_mean(double mean, double value) { return mean == 0 ? value : mean + 0.125 * (value - mean); }
+
+std::size_t item_bytes(std::int32_t dtype); // 0: unknown dtype
 std::size_t row_bytes(const memlane_field &field);
-// Whether rows of a discrete field are all choices that there are.
-bool are_choices(const memlane_field &field, const std::int64_t *numbers, std::size_t rows);
+// Whether all values in rows of a discrete field are within its bounds.
+bool within_bounds(const memlane_field &field, const std::int64_t *values, std::size_t rows);
 
 } // namespace memlane

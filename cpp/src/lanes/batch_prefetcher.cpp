@@ -11,27 +11,27 @@
 
 namespace memlane {
 
-bool BatchPrefetcher::here() const { return shared_ && shared_->process == this_process(); }
+bool BatchPrefetcher::has_thread() const { return shared_ && shared_->process == this_process(); }
 
-void BatchPrefetcher::ask(std::int64_t count, std::byte *out, double beta, int threads) {
-    if (!here()) {
-        let_go();
-        auto made = std::make_shared<Shared>();
-        made->process = this_process();
-        const OwnSignals own;
-        made->thread = std::thread([this, made] { work(*made); });
-        shared_ = std::move(made); // now that there is a thread to end
+void BatchPrefetcher::request(std::int64_t count, std::byte *out, double beta, int threads) {
+    if (!has_thread()) {
+        detach();
+        auto shared = std::make_shared<Shared>();
+        shared->process = this_process();
+        const OwnSignals signals;
+        shared->thread = std::thread([this, shared] { work(*shared); });
+        shared_ = std::move(shared); // only now: `stop` joins the thread
     }
     const std::lock_guard lock(shared_->mutex);
     shared_->jobs.push_back({count, out, beta, threads});
     shared_->changed.notify_all();
 }
 
-Drawn BatchPrefetcher::oldest() const {
-    if (!here())
-        return Drawn::not_yet;
+BatchStatus BatchPrefetcher::oldest() const {
+    if (!has_thread())
+        return BatchStatus::pending;
     const std::lock_guard lock(shared_->mutex);
-    return shared_->done > 0 ? shared_->jobs.front().drawn : Drawn::not_yet;
+    return shared_->done > 0 ? shared_->jobs.front().status : BatchStatus::pending;
 }
 
 std::exception_ptr BatchPrefetcher::take() {
@@ -42,8 +42,8 @@ std::exception_ptr BatchPrefetcher::take() {
     return error;
 }
 
-std::size_t BatchPrefetcher::asked() const {
-    if (!here())
+std::size_t BatchPrefetcher::requested() const {
+    if (!has_thread())
         return 0;
     const std::lock_guard lock(shared_->mutex);
     return shared_->jobs.size();
@@ -51,22 +51,22 @@ std::size_t BatchPrefetcher::asked() const {
 
 void BatchPrefetcher::wait(Shared &shared, std::int64_t deadline_ns) {
     std::unique_lock lock(shared.mutex);
-    const std::int64_t left = deadline_ns - now_ns();
-    if (left > 0)
-        shared.changed.wait_for(lock, std::chrono::nanoseconds(left), [&] { return shared.done > 0 || shared.stopping; });
+    const std::int64_t left_ns = deadline_ns - now_ns();
+    if (left_ns > 0)
+        shared.changed.wait_for(lock, std::chrono::nanoseconds(left_ns), [&] { return shared.done > 0 || shared.stopping; });
 }
 
-std::shared_ptr<BatchPrefetcher::Shared> BatchPrefetcher::let_go() {
-    if (shared_ && !here()) {
-        // Forked: the thread is not here, and nobody knows how it left its locks. It is left as it is, for ever; its handle
-        // too, which a new thread of this process may have got.
+std::shared_ptr<BatchPrefetcher::Shared> BatchPrefetcher::detach() {
+    if (shared_ && !has_thread()) {
+        // In a forked child: the thread does not exist, and its locks are in an unknown state. The object is leaked on
+        // purpose, with its std::thread, whose handle a new thread of this process may have got.
         new std::shared_ptr<Shared>(std::move(shared_));
         shared_ = nullptr;
     }
     return std::exchange(shared_, nullptr);
 }
 
-void BatchPrefetcher::end(Shared *shared) {
+void BatchPrefetcher::stop(Shared *shared) {
     if (shared == nullptr)
         return;
     {
@@ -78,32 +78,33 @@ void BatchPrefetcher::end(Shared *shared) {
 }
 
 void BatchPrefetcher::work(Shared &state) {
-    pthread_setname_np(pthread_self(), "memlane-drawer");
+    pthread_setname_np(pthread_self(), "memlane-sampler");
     std::unique_lock lock(state.mutex);
     for (;;) {
         state.changed.wait(lock, [&] { return state.stopping || state.done < state.jobs.size(); });
         if (state.stopping)
             return;
-        Job &job = state.jobs[state.done]; // a deque: others may be added behind it, and only what is done is taken
+        Job &job = state.jobs[state.done]; // stays valid without the lock: a deque, and only finished jobs are removed
         lock.unlock();
-        const bool let_pass = wait_for_limiter(state, job.count);
-        Drawn drawn = Drawn::not_yet;
-        if (let_pass) {
+        const bool admitted = wait_for_limiter(state, job.count);
+        BatchStatus status = BatchStatus::pending;
+        if (admitted) {
             try {
-                drawn = sampler_.sample(job.count, job.out, job.beta, job.threads) ? Drawn::whole : Drawn::nothing_there;
-            } catch (...) { // no memory for what it notes down; whoever takes the batch hears of it
-                drawn = Drawn::failed;
+                status = sampler_.sample(job.count, job.out, job.beta, job.threads) ? BatchStatus::complete
+                                                                                    : BatchStatus::nothing_to_sample;
+            } catch (...) { // out of memory for the sampler's scratch memory: `take` returns the exception
+                status = BatchStatus::failed;
                 job.error = std::current_exception();
             }
-            if (drawn == Drawn::whole)
+            if (status == BatchStatus::complete)
                 signal_add(replay_.control().sampled, job.count);
             else
                 replay_.refund_samples(job.count);
         }
         lock.lock();
-        if (!let_pass)
+        if (!admitted)
             return;
-        job.drawn = drawn;
+        job.status = status;
         ++state.done;
         state.changed.notify_all();
     }
@@ -120,7 +121,7 @@ bool BatchPrefetcher::wait_for_limiter(Shared &state, std::int64_t count) {
             if (state.stopping)
                 return false;
         }
-        if (replay_.wait_for_leave(Side::samplers, count, forever_ns, {}, spin).end == WaitEnd::reached)
+        if (replay_.wait_admitted(Side::samplers, count, forever_ns, {}, spin).end == WaitEnd::reached)
             return true;
     }
 }

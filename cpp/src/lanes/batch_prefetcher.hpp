@@ -1,8 +1,8 @@
-// A drawer: draws batches ahead, in a thread of its own, in the order in which they were asked for.
+// A batch prefetcher: draws batches in a background thread, in the order in which they were requested.
 //
-// Who may call: the thread that owns the sampler; between `ask` and the end of a batch nobody else uses that sampler. The
-// drawer's thread needs nothing of Python, so it draws while Python computes. It is made at the first batch, and again in a
-// process that was forked, where it does not exist.
+// Who may call: the thread that owns the sampler; from `request` until the batch is finished no other thread may use
+// the sampler. The background thread does not need the GIL, so it draws while Python computes. It is started by the
+// first request, and again by the first request in a forked child, where the parent's thread does not exist.
 #pragma once
 
 #include <condition_variable>
@@ -18,33 +18,41 @@
 
 namespace memlane {
 
-enum class Drawn { not_yet, whole, nothing_there, failed };
+enum class BatchStatus {
+    pending,           // not finished yet
+    complete,          // all rows were drawn
+    nothing_to_sample, // no row can be drawn
+    failed,            // an exception, which `take` returns
+};
 
 class BatchPrefetcher {
   public:
     BatchPrefetcher(Replay &replay, Sampler &sampler) : replay_(replay), sampler_(sampler) {}
-    ~BatchPrefetcher() { end(let_go().get()); }
+    ~BatchPrefetcher() { stop(detach().get()); }
     BatchPrefetcher(const BatchPrefetcher &) = delete;
     BatchPrefetcher &operator=(const BatchPrefetcher &) = delete;
 
-    // One more batch into `out`, which stays until it was taken, or until `stop`. Where a limiter holds back, the thread waits.
-    void ask(std::int64_t count, std::byte *out, double beta, int threads);
-    // How the oldest batch ended, if it has.
-    Drawn oldest() const;
-    // Forget the oldest, which has ended. What it failed of, if it did.
+    // Requests one more batch into `out`, which must stay valid until the batch is taken or `stop` has returned. If the
+    // limiter does not admit the batch, the thread waits.
+    void request(std::int64_t count, std::byte *out, double beta, int threads);
+    // The status of the oldest batch; `pending` if there is none.
+    BatchStatus oldest() const;
+    // Removes the oldest batch, which must be finished. Returns its exception if it failed.
     std::exception_ptr take();
-    // How many were asked for and not taken.
-    std::size_t asked() const;
+    // The number of batches that were requested and not taken.
+    std::size_t requested() const;
 
-    // For waiting and ending without a lock of the caller's: what is waited for stays as long as somebody waits.
+    // The state shared with the thread, for waiting and stopping while another thread may detach it: the shared pointer
+    // keeps it alive. Null without a thread.
     struct Shared;
-    std::shared_ptr<Shared> shared() const { return here() ? shared_ : nullptr; }
-    // Until the oldest has ended, somebody calls `end`, or the deadline comes.
+    std::shared_ptr<Shared> shared() const { return has_thread() ? shared_ : nullptr; }
+    // Waits until the oldest batch is finished, `stop` is called, or the deadline passes.
     static void wait(Shared &shared, std::int64_t deadline_ns);
-    // Nothing is asked for any more; what is not drawn yet is not drawn any more. `end` is to be called with what this returns.
-    std::shared_ptr<Shared> let_go();
-    // Ends the thread, within a slice of a limiter's wait.
-    static void end(Shared *shared);
+    // Gives up the thread and all requests; the caller must pass the result to `stop`.
+    std::shared_ptr<Shared> detach();
+    // Ends the thread and joins it; batches that are not drawn yet stay undrawn. Takes at most one slice, if the thread
+    // waits for the limiter, or the rest of the batch that it is drawing.
+    static void stop(Shared *shared);
 
   private:
     struct Job {
@@ -52,10 +60,10 @@ class BatchPrefetcher {
         std::byte *out;
         double beta;
         int threads;
-        Drawn drawn = Drawn::not_yet;
+        BatchStatus status = BatchStatus::pending;
         std::exception_ptr error = nullptr;
     };
-    bool here() const; // the thread of this process, not one that a parent had
+    bool has_thread() const; // in this process; a parent's thread does not count
     void work(Shared &shared);
     bool wait_for_limiter(Shared &shared, std::int64_t count);
 
@@ -64,12 +72,13 @@ class BatchPrefetcher {
     std::shared_ptr<Shared> shared_;
 };
 
-// What the thread and its owner share. A forked child has another one: the locks of the parent's may be held for ever.
+// The state that the thread and its owner share. A forked child makes a new one: the parent's locks may be held for
+// ever.
 struct BatchPrefetcher::Shared {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<Job> jobs;
-    std::size_t done = 0; // of the oldest
+    std::size_t done = 0; // the first `done` jobs are finished
     bool stopping = false;
     std::thread thread;
     std::int64_t process = 0;

@@ -1,47 +1,51 @@
 // A ring: slots that writers fill and readers take, each exactly once, oldest first.
 //
-// Who may call: any number of writers and readers in any number of processes. A slot belongs to nobody, to one writer or to
-// one reader, and its `state` word is the whole truth about it:
+// Who may call: any number of writers and readers in any number of processes. At any time a slot is held by one writer,
+// by one reader, or by no process; its `state` word alone says which:
 //
-//   free           nobody's, content meaningless
+//   free           held by no process; the content is meaningless
 //   writing(p)     claimed by process p, which may store into it
-//   ready(n)       complete, the n-th that was committed; nobody's, content fixed
-//   reading(p)     taken by process p, which may load from it; content fixed
+//   ready(n)       complete, the n-th commit; held by no process, the content is fixed
+//   reading(p)     taken by process p, which may load from it; the content is fixed
 //
-//   free -> writing      a writer claims it                      ready -> reading    a reader takes it
-//   writing -> ready     it commits                              reading -> free     it releases it
-//   writing -> free      it gives up, or it died                 reading -> ready    it died: another one gets it
-//   ready -> writing     overflow drop_oldest, no slot was free  ready -> free       overflow drop_oldest, too many unread
+//   free -> writing    a writer claims it                      ready -> reading   a reader takes it
+//   writing -> ready   the writer commits it                   reading -> free    the reader releases it
+//   writing -> free    the writer abandons it, or is dead      reading -> ready   the reader is dead
+//   ready -> writing   overflow drop_oldest: no slot was free  ready -> free      overflow drop_oldest: too many unread
 //
-// So nobody can overwrite a slot that is being read or written, and there is no index that could go round and meet
-// another. A process that dies at any line leaves one word that names it; whoever needs a slot next puts that slot back.
-// Scanning some words costs nanoseconds at the usual 4 to 64 slots.
+// So no process can overwrite a slot that is being read or written, and there are no head and tail indices that could
+// meet. A process that dies at any line leaves at most one word that names it; the next process that needs a slot
+// reclaims that slot (`reap`). Scanning the state words costs nanoseconds at the usual 4 to 64 slots.
 //
-// Order: the slots of one writer are taken, and dropped, in the order of their commits. Those of several writers are too,
-// as far as their commits did not overlap. What a dead reader had taken comes back as old as it was.
+// Order: the slots of one writer are taken, and dropped, in the order of their commits. So are those of several writers
+// whose commits did not overlap in time. A slot reclaimed from a dead reader keeps its place in the order.
 //
-// Counters: when nobody is at work, written == read + dropped + ready + reading. Each process that is killed can put that
-// out by one, because no two words change at once; what it lost is then counted as abandoned by whoever puts its slot back.
+// Counters: while no call is running, written == read + dropped + ready + reading. Each killed process can make this
+// wrong by one, because no two words change at once; the process that reclaims its slot then counts the loss as
+// abandoned.
 //
-// If a process dies at a line, the others see:
-//   claim    before the exchange nothing, after it `writing`: put back, counted as abandoned, its unread content too
-//   commit   before `ready`: as above, a sequence number stays unused; between `ready` and `written`: the slot, which waiters
-//            find when their slice ends, `written` lacks one; before the trim: one more unread, until the next commit
+// If a process dies in a call, the others see:
+//   claim    before the exchange: nothing. After it: `writing`; the slot is reclaimed and counted as abandoned,
+//            together with its unread content if the claim dropped one
+//   commit   before `ready`: as after the claim, and a sequence number stays unused. Between `ready` and `written`: a
+//            ready slot, which waiters find when their slice ends; `written` lacks one. Before the trim: one unread
+//            slot too many, until the next commit
 //   trim     as claim
-//   take     before the exchange nothing, after it `reading`: put back for another reader, counted as returned
-//   release  before `free`: as above, and counted as read twice; between `free` and `freed`: a free slot, which waiters find
-//            when their slice ends
-//   reap     a slot that was put back and not counted
+//   take     before the exchange: nothing. After it: `reading`; the slot is reclaimed for another reader and counted as
+//            returned
+//   release  before `free`: as after the take, and the slot is counted as read twice. Between `free` and `freed`: a
+//            free slot, which waiters find when their slice ends
+//   reap     a slot that was reclaimed and not counted
 //
-// Control block, 64 bytes a line:
+// Control block, 64 bytes per field:
 //   offset  size  field     written by            when
 //   0       64    written   writers               commit (a signal: readers wait for it)
 //   64      64    freed     readers, writers      a slot can be claimed (a signal: blocked writers wait for it)
-//   128     64    sequence  writers               commit: the number of the last slot that was committed
-//   192     64    taken     readers               release: slots read; and their waits
-//   256     64    lost      writers               dropped unread, abandoned by the dead, blocked writers
+//   128     64    sequence  writers               commit: the sequence number of the last committed slot
+//   192     64    taken     readers               release: slots read; and counters of the readers
+//   256     64    lost      writers               slots dropped unread or abandoned; and counters of the writers
 //
-// Slot: a head of one line, then the payload.
+// Slot: a head of one cache line, then the payload.
 #pragma once
 
 #include <cstddef>
@@ -61,27 +65,27 @@ struct RingControl {
     } sequence;
     struct alignas(64) {
         Word read;    // slots that readers released
-        Word waited;  // times that a reader found nothing and had to wait
-        Word returned; // slots taken back from readers that died
+        Word waited;  // times that a reader found no slot and had to wait
+        Word returned; // slots reclaimed from dead readers
     } taken;
     struct alignas(64) {
-        Word dropped;   // unread slots that overflow threw away
+        Word dropped;   // unread slots dropped by drop_oldest
         Word blocked;   // times that a writer found no slot and had to wait
-        Word abandoned; // claimed slots taken back from writers that died, or given up
-        Word next_reap_ns; // monotonic clock: when a writer that would drop asks again who is dead
+        Word abandoned; // claimed slots that their writer gave up, or that were reclaimed from a dead writer
+        Word next_reap_ns; // monotonic clock: when a writer checks for dead processes again before it drops a slot
     } lost;
 };
 static_assert(sizeof(RingControl) == 320);
 
 struct alignas(64) SlotHead {
     Word state;
-    Word sequence;               // which commit this is, counted from 1
-    std::int64_t policy_version; // of the weights that made the content
-    std::int64_t writer;         // what the writer calls itself
-    std::int64_t process;        // the process that wrote it, as one number
-    std::int64_t claimed_ns;     // wall clock, when writing began
-    std::int64_t committed_ns;   // wall clock, when it ended
-    std::int64_t rows;           // how many rows are valid; the writer's to define
+    Word sequence;               // number of the commit, from 1
+    std::int64_t policy_version; // version of the weights that produced the content
+    std::int64_t writer;         // id that the writer chose for itself
+    std::int64_t process;        // identity of the process that wrote it (os/process.hpp)
+    std::int64_t claimed_ns;     // wall clock at the claim
+    std::int64_t committed_ns;   // wall clock at the commit
+    std::int64_t rows;           // number of valid rows, as the writer defines them
 };
 static_assert(sizeof(SlotHead) == 64);
 
@@ -94,7 +98,7 @@ constexpr std::int64_t slot_word(SlotState state, std::int64_t detail = 0) {
 constexpr SlotState slot_state(std::int64_t word) { return static_cast<SlotState>(word & 3); }
 constexpr std::int64_t slot_detail(std::int64_t word) { return word >> 2; }
 
-// A view of a ring in shared memory; has no state of its own.
+// A ring in shared memory; the object itself has no state beyond addresses and settings.
 class Ring {
   public:
     Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t stride_bytes, std::int64_t unread_limit,
@@ -106,20 +110,21 @@ class Ring {
         return *reinterpret_cast<SlotHead *>(slots_ + static_cast<std::size_t>(slot) * stride_bytes_);
     }
 
-    // A slot for this process to fill, or -1.
+    // Claims a slot for `process` to fill; -1 if none can be claimed.
     std::int64_t try_claim(std::int64_t process);
-    // Waits for one. On `reached` the value is the slot.
+    // Waits for a slot to claim, for one slice at most. On `reached` the value is the slot.
     WaitResult wait_claim(std::int64_t process, std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin);
     void commit(std::int64_t slot);
     void abandon(std::int64_t slot);
 
-    // The oldest unread slot for this process to read, or -1.
+    // Takes the oldest unread slot for `process` to read; -1 if there is none.
     std::int64_t try_take(std::int64_t process);
+    // Waits for a slot to take, for one slice at most. On `reached` the value is the slot.
     WaitResult wait_take(std::int64_t process, std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin);
     void release(std::int64_t slot);
 
     std::int64_t unread() const;
-    // Puts back what dead processes held; says how many slots that were.
+    // Reclaims the slots that dead processes hold and returns their number; with `held`, only those in that state.
     std::int64_t reap() { return reap(SlotState::writing) + reap(SlotState::reading); }
     std::int64_t reap(SlotState held);
 
@@ -127,11 +132,11 @@ class Ring {
     struct Oldest {
         std::int64_t slot = -1;
         std::int64_t word = 0;
-        std::int64_t ready = 0; // how many are unread in all
+        std::int64_t ready = 0; // number of unread slots
     };
     Oldest oldest_ready() const;
     std::int64_t claim_free(std::int64_t process);
-    void trim(std::int64_t mine);
+    void trim(std::int64_t claim_word);
 
     RingControl *control_;
     std::byte *slots_;

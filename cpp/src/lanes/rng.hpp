@@ -1,6 +1,7 @@
-// Random numbers whose state lies where its owner wants it: in a segment, so that it is saved with the rows it draws.
+// A random number generator whose state can lie in a segment, so that it is saved together with the rows.
 //
-// xoshiro256**, of Blackman and Vigna (public domain): 1 ns a number, and no pattern that sampling could meet.
+// xoshiro256** by Blackman and Vigna (public domain): 1 ns per number, and no pattern that sampling could reveal.
+// Who may call: one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ struct Rng {
     std::uint64_t state[4];
 
     void seed(std::uint64_t seed) {
-        for (std::uint64_t &word : state) { // splitmix64: also from 0 and 1 come states that have nothing in common
+        for (std::uint64_t &word : state) { // splitmix64: similar seeds, 0 and 1 say, give unrelated states
             std::uint64_t mixed = (seed += 0x9E3779B97F4A7C15);
             mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
             mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB;
@@ -19,26 +20,26 @@ struct Rng {
         }
     }
     std::uint64_t next() {
-        const auto turned = [](std::uint64_t x, int by) { return x << by | x >> (64 - by); };
-        const std::uint64_t result = turned(state[1] * 5, 7) * 9;
+        const auto rotate_left = [](std::uint64_t x, int by) { return x << by | x >> (64 - by); };
+        const std::uint64_t result = rotate_left(state[1] * 5, 7) * 9;
         const std::uint64_t shifted = state[1] << 17;
         state[2] ^= state[0];
         state[3] ^= state[1];
         state[1] ^= state[2];
         state[0] ^= state[3];
         state[2] ^= shifted;
-        state[3] = turned(state[3], 45);
+        state[3] = rotate_left(state[3], 45);
         return result;
     }
-    // [0, bound), each alike: the few numbers that would favour some are thrown again (Lemire).
+    // An integer in [0, bound), uniformly: the few values that would cause a bias are rejected (Lemire's method).
     std::uint64_t below(std::uint64_t bound) {
         unsigned __int128 product = static_cast<unsigned __int128>(next()) * bound;
         if (static_cast<std::uint64_t>(product) < bound)
-            for (const std::uint64_t unfair = -bound % bound; static_cast<std::uint64_t>(product) < unfair;)
+            for (const std::uint64_t threshold = -bound % bound; static_cast<std::uint64_t>(product) < threshold;)
                 product = static_cast<unsigned __int128>(next()) * bound;
         return static_cast<std::uint64_t>(product >> 64);
     }
-    // [0, 1)
+    // A number in [0, 1), uniformly.
     double unit() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
 };
 

@@ -8,31 +8,31 @@ namespace memlane {
 
 namespace {
 
-std::int64_t whole_lines(std::int64_t count) {
+std::int64_t padded(std::int64_t count) {
     return (count + SumTree::fan_out - 1) / SumTree::fan_out * SumTree::fan_out;
 }
 
 } // namespace
 
 std::size_t SumTree::bytes(std::int64_t count) {
-    std::size_t bytes = static_cast<std::size_t>(whole_lines(count)) * sizeof(Word);
+    std::size_t bytes = static_cast<std::size_t>(padded(count)) * sizeof(Word);
     do {
         count = (count + fan_out - 1) / fan_out;
-        bytes += static_cast<std::size_t>(whole_lines(count)) * sizeof(Node);
+        bytes += static_cast<std::size_t>(padded(count)) * sizeof(Node);
     } while (count > fan_out);
     return bytes;
 }
 
 SumTree::SumTree(std::byte *memory, std::int64_t count) : leaves_(reinterpret_cast<Word *>(memory)), count_(count) {
-    memory += static_cast<std::size_t>(whole_lines(count)) * sizeof(Word);
+    memory += static_cast<std::size_t>(padded(count)) * sizeof(Word);
     do {
         count = (count + fan_out - 1) / fan_out;
         levels_.push_back({reinterpret_cast<Node *>(memory), count});
-        memory += static_cast<std::size_t>(whole_lines(count)) * sizeof(Node);
+        memory += static_cast<std::size_t>(padded(count)) * sizeof(Node);
     } while (count > fan_out);
 }
 
-void SumTree::renew(std::int64_t leaf, std::uint32_t generation, float priority) {
+void SumTree::replace(std::int64_t leaf, std::uint32_t generation, float priority) {
     leaves_[leaf].store(word_of(generation, priority), std::memory_order_relaxed);
 }
 
@@ -50,11 +50,12 @@ bool SumTree::set(std::int64_t leaf, std::uint32_t generation, float priority) {
     return exchange(leaf, generation, priority, [](float) { return true; });
 }
 
-bool SumTree::change(std::int64_t leaf, std::uint32_t generation, float priority) {
+bool SumTree::set_if_drawable(std::int64_t leaf, std::uint32_t generation, float priority) {
     return exchange(leaf, generation, priority, [](float before) { return before > 0; });
 }
 
-// The 16 leaves or nodes that make up node `node` of `level`. Copied at once: one line of floats, or two of words.
+// The priorities of the 16 leaves, or the 16 nodes, below node `node` of `level`: one cache line of floats, or two of
+// words.
 void SumTree::children(std::size_t level, std::int64_t node, float (&out)[fan_out]) const {
     if (level > 0) {
         copy_bytes(reinterpret_cast<std::byte *>(out),
@@ -71,7 +72,7 @@ void SumTree::children(std::size_t level, std::int64_t node, float (&out)[fan_ou
 float SumTree::sum_below(std::size_t level, std::int64_t node) const {
     float values[fan_out];
     children(level, node, values);
-    // In this order always, pairs first: two processes that see the same sixteen get the same sum.
+    // Always in the same order, pairwise: two processes that load the same 16 values compute the same sum.
     for (std::int64_t width = fan_out / 2; width > 0; width /= 2)
         for (std::int64_t i = 0; i < width; ++i)
             values[i] += values[i + width];
@@ -79,14 +80,14 @@ float SumTree::sum_below(std::size_t level, std::int64_t node) const {
 }
 
 void SumTree::refresh_node(std::size_t level, std::int64_t node) {
-    Node &mine = levels_[level].nodes[node];
+    Node &stored_sum = levels_[level].nodes[node];
     for (;;) {
         const float sum = sum_below(level, node);
-        // PAIR refresh/refresh, both sides are this line. Two processes that changed two of the sixteen meet here. The later
-        // one finds the earlier one's sum in the exchange (acquire), so that it sees, below, what the earlier one had
-        // changed before (release), and sums again. It prevents that the sum of the slower one, which looked before the
-        // other's change, stays.
-        mine.exchange(sum, std::memory_order_acq_rel);
+        // PAIR refresh/refresh, both sides are this line. Two processes changed two of the 16 children. The exchange of
+        // the later one loads the sum of the earlier one (acquire), so its second sum_below sees the child that the
+        // earlier one had changed before its exchange (release), and it sums again. This prevents an outdated sum,
+        // computed before the other's change, from staying in the node.
+        stored_sum.exchange(sum, std::memory_order_acq_rel);
         if (std::bit_cast<std::uint32_t>(sum_below(level, node)) == std::bit_cast<std::uint32_t>(sum))
             return;
     }
@@ -96,7 +97,7 @@ void SumTree::refresh(std::span<const std::int64_t> leaves) {
     std::int64_t width = 1; // leaves under a node
     for (std::size_t level = 0; level < levels_.size(); ++level) {
         width *= fan_out;
-        // High up there are fewer nodes than leaves that changed: each once, then.
+        // A level with fewer nodes than changed leaves: refresh each node once.
         if (levels_[level].count <= static_cast<std::int64_t>(leaves.size())) {
             for (std::int64_t node = 0; node < levels_[level].count; ++node)
                 refresh_node(level, node);
@@ -104,7 +105,7 @@ void SumTree::refresh(std::span<const std::int64_t> leaves) {
         }
         std::int64_t last = -1;
         for (const std::int64_t leaf : leaves) {
-            if (leaf / width != last) // rows that were added together are neighbours
+            if (leaf / width != last) // leaves of rows that were added together are neighbours
                 refresh_node(level, leaf / width);
             last = leaf / width;
         }
@@ -125,14 +126,15 @@ double SumTree::total() const {
     return total;
 }
 
-void SumTree::find(std::span<const double> at, std::span<std::int64_t> leaf) const {
-    // A level for all numbers, then the next level: the lines that the next one needs are on their way meanwhile.
-    constexpr std::size_t together = 64;
-    double rest[together];
-    for (std::size_t begin = 0; begin < at.size(); begin += together) {
-        const std::size_t count = std::min(together, at.size() - begin);
-        std::int64_t *found = leaf.data() + begin;
-        std::copy_n(at.data() + begin, count, rest);
+void SumTree::find(std::span<const double> prefix_sums, std::span<std::int64_t> leaves) const {
+    // One level for a block of searches, then the next level: the cache lines of the next level are prefetched
+    // meanwhile.
+    constexpr std::size_t block = 64;
+    double rest[block];
+    for (std::size_t begin = 0; begin < prefix_sums.size(); begin += block) {
+        const std::size_t count = std::min(block, prefix_sums.size() - begin);
+        std::int64_t *found = leaves.data() + begin; // the node of the current level, at last the leaf
+        std::copy_n(prefix_sums.data() + begin, count, rest);
         std::fill_n(found, count, 0);
         for (std::size_t level = levels_.size() + 1; level-- > 0;) {
             for (std::size_t i = 0; i < count; ++i) {
@@ -145,14 +147,14 @@ void SumTree::find(std::span<const double> at, std::span<std::int64_t> leaf) con
                     const auto value = static_cast<double>(values[k]);
                     if (value <= 0)
                         continue;
-                    child = k; // the last that is worth anything, where rounding leads past the end
+                    child = k; // where rounding leads past the end: the last child with a priority above 0
                     if (rest[i] < value)
                         break;
                     rest[i] -= value;
                 }
-                // What fills up a level is no node, whatever a damaged file says.
-                const std::int64_t there = level > 0 ? levels_[level - 1].count : count_;
-                found[i] = child < 0 || found[i] * fan_out + child >= there ? -1 : found[i] * fan_out + child;
+                // The padding of a level is never a node, whatever a damaged file contains.
+                const std::int64_t size_below = level > 0 ? levels_[level - 1].count : count_;
+                found[i] = child < 0 || found[i] * fan_out + child >= size_below ? -1 : found[i] * fan_out + child;
                 if (level > 0 && found[i] >= 0) {
                     const auto *below = level > 1 ? reinterpret_cast<const std::byte *>(levels_[level - 2].nodes + found[i] * fan_out)
                                                   : reinterpret_cast<const std::byte *>(leaves_ + found[i] * fan_out);

@@ -1,18 +1,19 @@
-// A sum tree: a priority for each row, and which row a number falls on when all priorities are laid end to end.
+// A sum tree: the priority of each row, and a search for the leaf that contains a given prefix sum of the priorities.
 //
-// Who may call: any number of processes at once. A leaf is one word, so it changes as a whole:
+// Who may call: any number of processes at the same time. A leaf is one word, so it is never torn:
 //
-//   leaf    generation << 32 | bits of a float, the priority. The generation says which content of the row is meant: who
-//           knows only an older one cannot change it.
-//   nodes   floats, each the sum of 16 leaves or of 16 nodes below, side by side on one cache line. Every node is made anew
-//           from those below, never added to: rounding does not pile up, and there is nothing to lose but freshness.
+//   leaf    generation << 32 | bits of a float, the priority. The generation identifies the content of the row: a
+//           process that knows only an older generation cannot change the leaf.
+//   nodes   floats, each the sum of 16 leaves or of 16 nodes of the level below, adjacent on one cache line. A node is
+//           always recomputed from its 16 children, never incremented: rounding errors do not accumulate, and a lost
+//           update leaves a node out of date, never wrong for good.
 //
-// Levels, the leaves first, each filled up with zeros to a multiple of 16:
+// Levels, leaves first, each padded with zeros to a multiple of 16:
 //   count words | ceil(count / 16) floats | ... | at most 16 floats
 //
-// If a process dies between its change of a leaf and its `refresh`: the nodes above that leaf are out of date, the leaf is
-// drawn too often, too seldom or found to be worth nothing (and another number is drawn), until anybody refreshes one of
-// its 16 neighbours. No draw depends on the nodes being right.
+// If a process dies between its change of a leaf and its `refresh`, the nodes above that leaf are out of date. Until
+// any process refreshes one of its 16 neighbours, the leaf is drawn too often or too seldom, or a draw ends at a leaf
+// with priority 0 and is repeated. No draw relies on the nodes being up to date.
 #pragma once
 
 #include <atomic>
@@ -45,20 +46,20 @@ class SumTree {
     float priority(std::int64_t leaf) const { return at(leaf).priority; }
     std::uint32_t generation(std::int64_t leaf) const { return at(leaf).generation; }
 
-    // The row has new content. Only whoever holds the row.
-    void renew(std::int64_t leaf, std::uint32_t generation, float priority);
-    // False if the content that is meant is no longer there.
+    // Overwrites a leaf, for new content of its row. Only the process that holds the row.
+    void replace(std::int64_t leaf, std::uint32_t generation, float priority);
+    // Sets the priority; false if the leaf has another generation.
     bool set(std::int64_t leaf, std::uint32_t generation, float priority);
-    // The same for content that has a priority above 0, which is to say: that could have been drawn.
-    bool change(std::int64_t leaf, std::uint32_t generation, float priority);
+    // Like `set`, but also false if the priority is 0: only rows that could have been drawn are changed.
+    bool set_if_drawable(std::int64_t leaf, std::uint32_t generation, float priority);
 
-    // Makes the nodes above these leaves anew. Whoever changed leaves calls it once for all of them.
+    // Recomputes the nodes above these leaves. To be called once after changing any number of leaves.
     void refresh(std::span<const std::int64_t> leaves);
     void refresh_all();
 
     double total() const;
-    // leaf[i]: on which leaf at[i] falls, in [0, total). -1 where the way down ends at nothing.
-    void find(std::span<const double> at, std::span<std::int64_t> leaf) const;
+    // leaves[i] is the leaf that contains prefix_sums[i], a number in [0, total); -1 where the search ends at no leaf.
+    void find(std::span<const double> prefix_sums, std::span<std::int64_t> leaves) const;
 
   private:
     using Node = std::atomic<float>;
@@ -78,7 +79,7 @@ class SumTree {
 
     Word *leaves_;
     std::int64_t count_;
-    std::vector<Level> levels_; // above the leaves, the lowest first
+    std::vector<Level> levels_; // the levels above the leaves, lowest first
 };
 
 } // namespace memlane

@@ -1,22 +1,26 @@
-// Weights: the latest version of a block of bytes, published by a writer and read by anybody.
+// Weights: the latest version of a block of bytes, published by writers and read by any process.
 //
-// Who may call: any process, any time; usually one writes. Nobody waits for anybody: a writer fills a buffer that is not the
-// latest, and a reader whose buffer was recycled while it copied reads again.
+// Who may call: any process, at any time; usually there is one writer. No call waits for another process: a writer
+// fills a buffer that is not the latest, and a reader whose buffer was overwritten during its copy copies again.
 //
-//   latest      version << 8 | buffer. Grows with every publication, so it can be waited for.
-//   state[b]    0: never used; above 0: the process that fills buffer b, up to and beyond its publication; below 0: was
-//               published as version -state, once and for ever.
+//   latest      version << 8 | buffer. Grows with every publication, so a reader can wait for it.
+//   state[b]    0: never used.
+//               above 0: the process that claimed buffer b; it stays until shortly after the publication.
+//               below 0: the mark; buffer b was published as version -state.
 //
-// A buffer is nobody's if it is not the latest and its writer has marked it as published, or is dead. With three buffers a
-// single writer finds one always, and a reader has the time of at least one publication for its copy.
+// A buffer can be claimed if it is not the latest and either bears a mark, was never used, or its writer is dead. With
+// three buffers a single writer always finds one, and a reader's copy stays valid for the time of at least one
+// publication.
 //
-// If a writer dies before it publishes: the next one that looks for a buffer finds it dead and takes it. Between publication
-// and mark: the buffer is the latest like any other, and the dead one's as soon as it is not. Readers go on with the latest
-// in every case. No word waits for a process that could be dead.
+// If a writer dies
+//   before it publishes               the next writer that searches for a buffer finds the process dead and claims it
+//   between publication and mark      the buffer is the latest like any other; when it no longer is, it can be
+//                                     claimed, because its writer is dead
+// Readers continue with the latest version in every case. No call waits for a process that could be dead.
 //
 //   offset  size  field      written by  when
 //   0       64    latest     writers     publication (a signal)
-//   64      64    state[8]   writers     claim, and after the publication
+//   64      64    state[8]   writers     claim, and mark after the publication
 //   128     64    retries    readers     a copy was overwritten while it was made
 #pragma once
 
@@ -29,11 +33,11 @@
 
 namespace memlane {
 
-inline constexpr int most_buffers = 8;
+inline constexpr int max_buffers = 8;
 
 struct WeightsControl {
     SignalCell latest;
-    alignas(64) Word state[most_buffers];
+    alignas(64) Word state[max_buffers];
     alignas(64) Word retries;
 };
 static_assert(sizeof(WeightsControl) == 192);
@@ -41,9 +45,9 @@ static_assert(sizeof(WeightsControl) == 192);
 constexpr std::int64_t version_of(std::int64_t latest) { return latest >> 8; }
 constexpr int buffer_of(std::int64_t latest) { return static_cast<int>(latest & 0xFF); }
 
-// A piece of the caller's memory and where in a buffer it belongs.
+// A contiguous piece of the caller's memory and its offset in a buffer.
 struct Part {
-    std::size_t offset;
+    std::size_t offset; // in the buffer
     std::byte *data;
     std::size_t bytes;
 };
@@ -54,16 +58,16 @@ class Weights {
 
     WeightsControl &control() const { return *control_; }
 
-    // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 when every buffer but the latest is
-    // being filled by a living writer: there are fewer buffers than writers at work and one.
+    // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 if every buffer but the latest
+    // is claimed by a live writer: N concurrent writers need N + 1 buffers.
     std::int64_t publish(std::int64_t process, std::span<const Part> parts);
 
-    // Copies the latest version out and returns its number; 0 and nothing copied when there is none.
+    // Copies the latest version out and returns its number. Returns 0 and copies nothing if there is none yet.
     std::int64_t read(std::span<const Part> parts);
 
   private:
     std::byte *buffer(int index) const { return buffers_ + static_cast<std::size_t>(index) * stride_bytes_; }
-    bool is_nobodys(int index, std::int64_t state) const;
+    bool can_be_claimed(int index, std::int64_t state) const;
     int claim(std::int64_t process);
 
     WeightsControl *control_;

@@ -1,4 +1,4 @@
-// Time as every wait in memlane counts it: nanoseconds of the monotonic clock.
+// The clock of every wait in memlane: nanoseconds of CLOCK_MONOTONIC.
 #pragma once
 
 #include <cstdint>

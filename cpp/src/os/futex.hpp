@@ -1,4 +1,4 @@
-// The kernel's wait-on-a-word call, shared between processes. Linux only.
+// futex(2) on a word in shared memory: sleep while the word holds a value, wake all sleepers. Linux only.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,8 @@ namespace memlane {
 
 enum class FutexEnd { woken, changed, timed_out, interrupted };
 
-// Sleeps while `word` holds `expected`, for at most `nanoseconds`. Not FUTEX_PRIVATE: the word lies in shared memory.
+// Sleeps while `word` holds `expected`, for at most `nanoseconds`. Not FUTEX_PRIVATE_FLAG: the word is in shared
+// memory.
 inline FutexEnd futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expected, std::int64_t nanoseconds) {
     timespec limit{static_cast<time_t>(nanoseconds / 1'000'000'000), static_cast<long>(nanoseconds % 1'000'000'000)};
     if (syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAIT, expected, &limit, nullptr, 0) == 0)

@@ -13,7 +13,7 @@ namespace memlane {
 
 namespace {
 
-void end_with(int pidfd, std::int64_t grace_ns) {
+void terminate_after_death_of(int pidfd, std::int64_t grace_ns) {
     pollfd watched{pidfd, POLLIN, 0};
     while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
     }
@@ -32,10 +32,10 @@ void tie_lifeline(int pidfd, std::int64_t grace_ns) {
         throw std::system_error(errno, std::generic_category(), "fcntl(F_DUPFD_CLOEXEC)");
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits: it takes none of the process's signals
+    pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits the mask and handles none of the process's signals
     try {
-        std::thread(end_with, fd, grace_ns).detach();
-    } catch (const std::system_error &) { // no thread left to be had: nothing may stay changed
+        std::thread(terminate_after_death_of, fd, grace_ns).detach();
+    } catch (const std::system_error &) { // the system has no thread left: undo what was done
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         close(fd);
         throw;

@@ -1,5 +1,6 @@
-// While one of these lives, new threads are born that take none of the process's signals: Ctrl-C belongs to the thread that
-// Python waits on. Those that a thread causes itself stay: a blocked SIGSEGV kills without the handler that could say where.
+// While an OwnSignals object lives, threads that its thread starts handle only the signals that they cause themselves.
+// All others are blocked for them, so that Ctrl-C reaches the thread in which Python handles it. SIGSEGV and its like
+// are not blocked: a blocked SIGSEGV kills the process without running faulthandler.
 #pragma once
 
 #include <signal.h>

@@ -22,7 +22,7 @@ struct Stat {
     std::int64_t start;
 };
 
-// From /proc/PID/stat; false if there is no such process or it cannot be looked at, and errno says why.
+// Reads /proc/PID/stat. False with errno set if there is no such process or the file cannot be read.
 bool read_stat(std::int64_t pid, Stat &stat) {
     char path[32];
     std::snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(pid));
@@ -31,13 +31,13 @@ bool read_stat(std::int64_t pid, Stat &stat) {
         return false;
     char line[1024];
     const ssize_t length = read(fd, line, sizeof line - 1);
-    const int error = length < 0 ? errno : EIO; // of what comes after the reading too: a line like no other
+    const int error = length < 0 ? errno : EIO; // EIO also for a line that cannot be parsed, below
     close(fd);
     errno = error;
     if (length <= 0)
         return false;
     line[length] = '\0';
-    // The command's name stands in parentheses and may itself contain some: what counts begins after the last one.
+    // The command's name is in parentheses and may contain parentheses itself: the fields begin after the last one.
     const char *at = std::strrchr(line, ')');
     if (at == nullptr || at[1] == '\0')
         return false;
@@ -57,34 +57,35 @@ bool read_stat(std::int64_t pid, Stat &stat) {
     return true;
 }
 
-// Asked once: getpid() alone takes 110 ns, and a ring asks five times per hand-over. A forked child is another process.
-std::atomic<std::int64_t> known{0};
-[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { known.store(0, std::memory_order_relaxed); });
+// Read once and cached: getpid() alone takes 110 ns, and a ring needs the identity five times per slot that it hands
+// over. Reset after fork(): the child is another process.
+std::atomic<std::int64_t> cached{0};
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { cached.store(0, std::memory_order_relaxed); });
 
 } // namespace
 
 std::int64_t this_process() {
-    if (const std::int64_t process = known.load(std::memory_order_relaxed))
+    if (const std::int64_t process = cached.load(std::memory_order_relaxed))
         return process;
     const std::int64_t pid = getpid();
     Stat stat;
     if (!read_stat(pid, stat))
-        throw std::system_error(errno, std::generic_category(), "cannot tell who this process is from /proc");
+        throw std::system_error(errno, std::generic_category(), "cannot read this process's start time from /proc/<pid>/stat");
     const std::int64_t process = stat.start << pid_bits | pid;
-    known.store(process, std::memory_order_relaxed);
+    cached.store(process, std::memory_order_relaxed);
     return process;
 }
 
 bool process_alive(std::int64_t process) {
     const auto pid = static_cast<pid_t>(process & ((std::int64_t{1} << pid_bits) - 1));
     if (pid == 0)
-        return false; // nobody's number; to kill() it means a whole group
+        return false; // no process has pid 0; kill(0, ...) would address the process group
     Stat stat;
     if (!read_stat(pid, stat))
         return kill(pid, 0) == 0 || errno != ESRCH;
     if (stat.start != process >> pid_bits)
         return false;
-    // The state is that of the first thread, which can end, or be killed, a moment before the others.
+    // The state is that of the first thread, which can end, or be killed, a moment before the other threads.
     const bool ended = stat.state == 'Z' || stat.state == 'X';
     return !ended || stat.threads > 1;
 }

@@ -1,18 +1,21 @@
-// A process as one number: its start time (clock ticks since boot) above its pid (22 bits), the same as Peer.word.
-// Pids are used again, start times tell the users apart, and one word can be claimed with one atomic exchange.
+// A process identity in one integer: start time (clock ticks since boot) << 22 | pid. The same number as Peer.word in
+// Python. Pids are reused; the start time distinguishes two processes with the same pid. One word can be claimed with
+// one atomic exchange.
 #pragma once
 
 #include <cstdint>
 
 namespace memlane {
 
-inline constexpr int pid_bits = 22; // Linux numbers processes below 2^22
+inline constexpr int pid_bits = 22; // Linux pids are below 2^22
 
-// Throws std::system_error when the kernel does not tell: under another number the others would take it for dead.
+// The identity of the calling process. Throws std::system_error if /proc cannot be read: with a wrong identity, other
+// processes would consider this one dead.
 std::int64_t this_process();
 
-// Whether that process can still do anything. A zombie cannot, nor can another process with the same pid. A process that
-// cannot be looked at is alive: what it holds must not be given away because we, for one, are out of file descriptors.
+// Whether the process can still run. False for a zombie and for a pid that now belongs to another process. True if
+// /proc cannot be read (for example, this process has no file descriptor left): slots of a live process must never be
+// reclaimed.
 bool process_alive(std::int64_t process);
 
 } // namespace memlane

@@ -1,11 +1,11 @@
 // Copying bytes that another process may be overwriting.
 //
-// A reader of shared rows copies first and asks afterwards whether the copy is good (see `unchanged` in words.hpp).
-// While it copies, a writer may store into the same bytes. The hardware is fine with that and the copy is thrown away;
-// ThreadSanitizer would rightly call it a race, so its builds copy with relaxed atomics, byte by byte.
+// A reader of shared rows copies first and checks afterwards whether the copy is valid (see `unchanged` in words.hpp).
+// A writer may store into the same bytes during the copy; the copy is then discarded. ThreadSanitizer rightly reports
+// this as a race, so its builds copy with relaxed atomics, byte by byte.
 #pragma once
 
-#if defined(__has_feature) // clang's way to say it
+#if defined(__has_feature) // clang
 #if __has_feature(thread_sanitizer)
 #define __SANITIZE_THREAD__ 1
 #endif

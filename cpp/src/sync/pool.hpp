@@ -1,7 +1,7 @@
-// A few threads that share out one loop at a time.
+// A thread pool that splits one loop at a time into ranges.
 //
-// Who may call: any thread; one loop runs at a time, and a caller that finds the pool busy does its loop alone.
-// Threads do not survive fork(): the child's first loop makes its own.
+// Who may call: any thread. One loop runs at a time; a caller that finds the pool busy runs its whole loop itself.
+// Threads do not survive fork(): the first loop of a forked child starts new ones.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace memlane {
 using RangeFunction = void (*)(void *context, std::size_t begin, std::size_t end);
 void run_in_parts(std::size_t count, int threads, RangeFunction function, void *context);
 
-// How many of at most `threads` threads are worth their while to copy so many bytes: a share below 64 KB is done before
-// the other thread has woken up.
+// How many threads, at most `threads`, a copy of this size should use: a share below 64 KB is copied before another
+// thread has woken up.
 inline int threads_for(std::size_t bytes, int threads) {
     return static_cast<int>(std::min(bytes / (64 * 1024), static_cast<std::size_t>(std::max(threads, 0))));
 }

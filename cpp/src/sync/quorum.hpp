@@ -1,14 +1,14 @@
-// A quorum: a count that many advance and one waits for. Whoever brings it to what is wanted wakes the waiter; the others
-// leave it asleep. A signal would wake it for each of them: with 64 workers, 63 times in vain.
+// A quorum: a count that several processes advance and one process waits for. Only the arrival that completes the
+// wanted count wakes the waiter. A signal would wake it at each arrival: with 64 workers, 63 times in vain.
 //
-// Who may call: `arrive` any process, `wait` one at a time.
+// Who may call: `quorum_arrive` any process; `quorum_wait` one process at a time.
 //
-//   offset  size  field    written by        when
-//   0       64    arrived  those who arrive  a signal: how many have arrived since the start
-//   64      64    wanted   the waiter        before it waits: the count at which it is to be woken
+//   offset  size  field    written by            when
+//   0       64    arrived  arriving processes    a signal: the number of arrivals since the start
+//   64      64    wanted   the waiting process   before it waits: the count at which it must be woken
 //
-// If a process dies before it arrives, the waiter learns it from the process's pidfd, as in any wait; between the count
-// and the wake-up: the waiter finds the count when its slice ends.
+// If a process dies before it arrives, the waiter notices by the process's pidfd, as in any wait. If it dies between
+// its addition and the wake-up, the waiter finds the new count when its slice ends.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,15 @@ struct QuorumCell {
 };
 static_assert(sizeof(QuorumCell) == 128 && offsetof(QuorumCell, wanted) == 64);
 
-inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t many) {
-    // PAIR arrive/want. This side counts, then reads what is wanted; the waiter stores what it wants, then reads the count
-    // (in signal_wait). All four are sequentially consistent, so at least one sees the other: either the waiter finds the
-    // count and does not sleep, or we find what it wants and wake it. It prevents that our load of `wanted` moves in front
-    // of our addition, or the waiter's load of the count in front of its store: both would miss, and the waiter slept on.
-    const std::int64_t before = cell.arrived.value.fetch_add(many, std::memory_order_seq_cst);
+inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t count) {
+    // PAIR arrive/want. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the
+    // count (in signal_wait). All four are sequentially consistent, so at least one side sees the other: either the
+    // waiter finds the count complete and does not sleep, or this side finds `wanted` and wakes it. This prevents the
+    // load of `wanted` from moving before the addition, and the waiter's load of the count from moving before its
+    // store: both sides would miss each other and the waiter would sleep on.
+    const std::int64_t before = cell.arrived.value.fetch_add(count, std::memory_order_seq_cst);
     const std::int64_t wanted = cell.wanted.count.load(std::memory_order_seq_cst);
-    const std::int64_t now = wrapping_sum(before, many);
+    const std::int64_t now = wrapping_sum(before, count);
     if (before < wanted && now >= wanted)
         signal_wake(cell.arrived);
     return now;

@@ -14,20 +14,21 @@ namespace memlane {
 
 namespace {
 
-// Waking a sleeper costs 12 to 300 us on the machines measured, so spinning for up to 50 us is the cheaper bet.
+// Waking a sleeper took 12 to 300 us on the machines measured, so spinning for up to 50 us is cheaper on average.
 constexpr std::int64_t spin_limit_ns = 50'000;
-// Below this a spin costs less than the system call that it hopes to save; it is also how a spin probes again.
+// A spin shorter than this costs less than the system call that it may save. Budgets never fall below it.
 constexpr std::int64_t spin_floor_ns = 1'000;
-// A yield that returns to an idle core takes well under a microsecond; a longer one means that somebody else ran.
+// A yield on an idle core takes well under a microsecond; a longer one means that another thread ran.
 constexpr std::int64_t yield_contended_ns = 5'000;
-// A yield that finds nobody else returns faster than this.
+// A yield without another runnable thread returns faster than this.
 constexpr std::int64_t yield_alone_ns = 1'000;
 
-// Somebody who has run for more than so many limits while we yielded has not given the core back, but had it taken away.
+// A thread that ran for more than this many spin limits during a yield did not block: the scheduler preempted it.
 constexpr std::int64_t limits_per_turn = 20;
 
-// Every so many waits one spins for the whole limit, whatever was learnt. Two that wait for each other and both sleep
-// make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in 16 waits.
+// One wait in this many spins for the full limit, whatever the budget is. Two processes that wait for each other and
+// both sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in
+// 16 waits.
 constexpr std::uint32_t waits_per_probe = 16;
 
 inline void pause_core() {
@@ -53,13 +54,13 @@ int dead_peer(std::span<const int> pidfds) {
     return -1;
 }
 
-// PAIR change/sleep. The waker changes `value`, then reads `gate`; the sleeper sets bit 0 of `gate`, then reads
+// PAIR change/sleep. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads
 // `value`. Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new
 // value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's
-// load of `gate` moving in front of its store of `value` (which even x86 does with plain stores): a lost wake-up.
+// load of `gate` moving before its store of `value` (which even x86 does with plain stores): a lost wake-up.
 void wake_sleepers(SignalCell &cell) {
     std::uint32_t gate = cell.gate.load(std::memory_order_seq_cst);
-    // If the exchange fails, another waker has counted up since and wakes whoever slept on the same gate.
+    // If the exchange fails, another waker has incremented the gate since and wakes everything that sleeps on it.
     if ((gate & 1u) != 0 && cell.gate.compare_exchange_strong(gate, gate + 1, std::memory_order_seq_cst))
         futex_wake_all(cell.gate);
 }
@@ -67,9 +68,9 @@ void wake_sleepers(SignalCell &cell) {
 } // namespace
 
 std::int64_t default_spin_limit_ns() {
-    // Of the machine, not of this process: two processes with a core each gain most from spinning, and two that share
-    // one core notice it (shares_core_).
-    // Asked once: sysconf reads a file for it, which takes 6 us.
+    // The cores of the machine, not those that this process may use: two processes with one core each gain most from
+    // spinning, and two that share one core notice it (shares_core_).
+    // Read once: sysconf reads a file for it, which takes 6 us.
     static const std::int64_t limit_ns = sysconf(_SC_NPROCESSORS_ONLN) < 2 ? 0 : spin_limit_ns;
     return limit_ns;
 }
@@ -81,32 +82,32 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
     std::int64_t now = begin;
     bool contended = false;
     std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
-    if (shares_core_) { // the last wait ended in a yield that let the other run: yield first
+    if (shares_core_) { // the last wait ended in a yield that let the awaited process run: yield first
         sched_yield();
         if (see(cell.value) >= until)
             return true;
         now = now_ns();
         shares_core_ = now - begin > yield_alone_ns;
         if (now - begin > yield_contended_ns) {
-            // If it was one of several that we wait for, the others will be done in about the same time, and to sleep now
-            // would cost a wake-up from another core: where one of two workers with 32 CartPoles each was later than
-            // the one on this core, that took 40 us, and takes 9 with this. If it was anybody else, the next yield
-            // shows it.
+            // Another thread ran. If it was one of several awaited workers, the others will be done in about the same
+            // time, and sleeping now would cost a wake-up from another core: with two workers of 32 CartPoles each,
+            // where the one on the other core was later, that took 40 us, and takes 9 us with this spin. If it was an
+            // unrelated thread, the next yield shows it.
             contended = now - begin > limits_per_turn * limit_ns_;
             budget_ns = now - begin;
             begin = now;
         }
     }
     while (now - begin < budget_ns && now < deadline_ns && !contended) {
-        for (int i = 0; i < 24; ++i) { // about 1 us between two looks at the clock
+        for (int i = 0; i < 24; ++i) { // about 1 us between two readings of the clock
             if (see(cell.value) >= until) {
                 budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
                 return true;
             }
             pause_core();
         }
-        // Offer the core to whoever queues for it. That is how spinning stays harmless when there are more runnable
-        // processes than cores: the one we wait for may be the one in the queue.
+        // Offer the core to other runnable threads. This keeps spinning harmless when there are more runnable processes
+        // than cores: the awaited process may be in the run queue of this core.
         const std::int64_t before = now_ns();
         if (before - begin > 2'000)
             sched_yield();
@@ -140,13 +141,13 @@ bool signal_compare_and_swap(SignalCell &cell, std::int64_t expected, std::int64
 }
 
 void signal_wake(SignalCell &cell) {
-    std::atomic_thread_fence(std::memory_order_seq_cst); // stands in for the change of `value` in PAIR change/sleep
+    std::atomic_thread_fence(std::memory_order_seq_cst); // PAIR change/sleep: takes the place of the change of `value`
     wake_sleepers(cell);
 }
 
 WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadline_ns, std::span<const int> pidfds,
                        Spin &spin) {
-    std::int64_t value = see(cell.value); // PAIR publish/see: what was written before the signal is visible after it
+    std::int64_t value = see(cell.value); // PAIR publish/see: all stores before the signal are visible after the wait
     if (value >= until)
         return {WaitEnd::reached, value};
     if (spin.until(cell, until, deadline_ns))
@@ -157,7 +158,7 @@ WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadli
     value = cell.value.load(std::memory_order_seq_cst);                               // PAIR change/sleep
     if (value >= until)
         return {WaitEnd::reached, value};
-    if (peer >= 0) // looked at before the value: what a peer signalled with its last breath is not missed
+    if (peer >= 0) // checked before the value was loaded: a value that the peer stored right before its death is not missed
         return {WaitEnd::peer_died, value, peer};
     const std::int64_t left_ns = deadline_ns == forever_ns ? slice_ns : deadline_ns - now_ns();
     if (left_ns <= 0)

@@ -38,7 +38,7 @@ namespace {
 void *counted(std::size_t bytes, std::size_t alignment) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     if (bytes > largest_allocation.load(std::memory_order_relaxed))
-        largest_allocation.store(bytes, std::memory_order_relaxed); // of two at once either may win
+        largest_allocation.store(bytes, std::memory_order_relaxed); // of two concurrent stores either may win
     void *memory = std::aligned_alloc(alignment, (std::max<std::size_t>(bytes, 1) + alignment - 1) / alignment * alignment);
     if (memory == nullptr)
         throw std::bad_alloc();
@@ -60,7 +60,7 @@ void operator delete(void *memory, std::size_t, std::align_val_t) noexcept { std
 
 namespace {
 
-// ------------------------------------------------------------------------------------- Counter: one agent, does as told
+// ------------------------------------------------------------------------ Counter: one agent, its action sets its flags
 
 // Its action is what it writes into the flags: terminated + 256 * truncated.
 constexpr std::int64_t go_on = 0, terminate = 1, cut = 256, both = terminate + cut;
@@ -69,12 +69,12 @@ struct Count {
     std::int32_t episode, count;
 };
 
-// What the functions of all environments here were called for, and by whom.
+// The calls of the environments' functions, and the threads that made them.
 struct Calls {
     std::mutex mutex;
     std::vector<std::pair<std::int32_t, std::int32_t>> steps, resets;
     std::set<std::thread::id> threads;
-    bool kept = false; // not while speed or memory is looked at
+    bool kept = false; // off while speed or memory is measured
 
     void clear() {
         steps.clear();
@@ -118,7 +118,7 @@ void count_step(const memlane_envs *envs, std::int32_t begin, std::int32_t end) 
     note(calls.steps, begin, end);
     CHECK(begin < end);
     for (std::int32_t i = begin; i < end; ++i) {
-        // What the header promises.
+        // As documented in env.h.
         CHECK(envs->rewards[i] == 0 && envs->terminated[i] == 0 && envs->truncated[i] == 0);
         Count &now = static_cast<Count *>(envs->state)[i];
         CHECK_EQ(envs->steps[i], now.count);
@@ -153,7 +153,7 @@ memlane_spec counter(bool steps_past_end = false) {
 
 std::string text(const Count &count) { return std::to_string(count.episode) + ":" + std::to_string(count.count); }
 
-// "1:2 102 TC 2" is: of the first episode the second step; the reward; terminated and cut off; two steps counted.
+// "1:2 102 TC 2" is: first episode, second step; the reward; terminated and truncated; two steps counted.
 std::string seen(const Hosted &hosted, std::int32_t env = 0) {
     const HostBuffers &all = hosted.host.buffers();
     const Count count = hosted.observations<Count>()[env];
@@ -181,7 +181,7 @@ std::string last_seen(const Hosted &hosted, std::int32_t env = 0) {
            std::to_string(static_cast<int>(pair[0])) + ":" + std::to_string(static_cast<int>(pair[1]));
 }
 
-// One step of the only environment.
+// Steps the only environment.
 std::string after(Hosted &hosted, std::int64_t action, std::int32_t ended = 0) {
     hosted.actions()[0] = action;
     CHECK_EQ(hosted.host.step(1), ended);
@@ -191,8 +191,8 @@ std::string after(Hosted &hosted, std::int64_t action, std::int32_t ended = 0) {
 
 // --------------------------------------------------------------------------------------- Party: three agents, careless
 
-// It writes for everybody at every step, also for those who have left: the host must make it nothing. An agent's action is
-// what goes into its flags, as above. An agent of the action `absent` at a reset is not in the new game.
+// It writes the rows of all agents at every step, also of those that have left: the host must clear them. An agent's action
+// sets its flags, as above. An agent with the action `absent` at a reset is not in the new game.
 constexpr std::int32_t guests = 3;
 constexpr std::int64_t absent = 1 << 16;
 
@@ -248,7 +248,7 @@ memlane_spec party(bool steps_past_end = false) {
     return spec;
 }
 
-// "1:2 102 T- | ..." is: the first agent sees the second step, its reward, its flags. "*" follows who is in the game.
+// "1:2 102 T- | ..." is: the first agent observes the second step, its reward, its flags. "*" marks agents in the game.
 std::string party_seen(const Hosted &hosted, std::int32_t game = 0) {
     const HostBuffers &all = hosted.host.buffers();
     std::string words;
@@ -270,9 +270,9 @@ std::string party_after(Hosted &hosted, std::array<std::int64_t, guests> actions
     return party_seen(hosted);
 }
 
-// ----------------------------------------------------------------------------------------- Busy: takes its time, no more
+// ----------------------------------------------------------------------------------------- Busy: takes a given time per step
 
-std::int64_t busy_ns = 0, busy_ns_of_helpers = 0; // of one environment
+std::int64_t busy_ns = 0, busy_ns_of_helpers = 0; // per environment
 std::thread::id busy_caller;
 
 void busy_reset(const memlane_envs *, std::int32_t, std::int32_t) {}
@@ -281,7 +281,7 @@ void busy_step(const memlane_envs *envs, std::int32_t begin, std::int32_t end) {
     note(calls.steps, begin, end);
     const std::int64_t each = std::this_thread::get_id() == busy_caller ? busy_ns : busy_ns_of_helpers;
     if (each > 0)
-        dawdle(each * (end - begin));
+        busy_wait(each * (end - begin));
     for (std::int32_t i = begin; i < end; ++i)
         envs->rewards[i] = 1;
 }
@@ -321,7 +321,7 @@ constexpr std::array<Autoreset, 3> all_modes = {Autoreset::next_step, Autoreset:
 
 // --------------------------------------------------------------------------------------------------------- autoreset
 
-TEST("host: with next-step autoreset an episode that ended begins anew in the place of the next step") {
+TEST("host: with next-step autoreset an environment that ended is reset instead of its next step") {
     for (const bool past : {false, true}) {
         const memlane_spec spec = counter(past);
         Hosted one(spec, 1, Autoreset::next_step, 3);
@@ -332,7 +332,7 @@ TEST("host: with next-step autoreset an episode that ended begins anew in the pl
         CHECK_EQ(after(one, go_on), "1:2 102 -- 2");
         CHECK_EQ(after(one, go_on, 1), "1:3 103 -C 3");
         CHECK_EQ(infos_seen(one), "30 1:3");
-        CHECK_EQ(after(one, terminate), "2:0 0 -- 0"); // the action of a reset means nothing
+        CHECK_EQ(after(one, terminate), "2:0 0 -- 0"); // the action is ignored in a reset
         CHECK_EQ(infos_seen(one), "-2 2:0");
         CHECK_EQ(after(one, go_on), "2:1 201 -- 1");
         CHECK_EQ(after(one, terminate, 1), "2:2 202 T- 2");
@@ -341,11 +341,11 @@ TEST("host: with next-step autoreset an episode that ended begins anew in the pl
         CHECK_EQ(after(one, go_on), "4:0 0 -- 0");
         CHECK_EQ(after(one, both, 1), "4:1 401 TC 1");
         CHECK_EQ(after(one, both), "5:0 0 -- 0");
-        CHECK_EQ(last_seen(one), "0:0 0 0:0"); // nothing is kept apart
+        CHECK_EQ(last_seen(one), "0:0 0 0:0"); // no final observation is saved
     }
 }
 
-TEST("host: with same-step autoreset an episode that ended begins anew at once and its last observation is kept apart") {
+TEST("host: with same-step autoreset an environment that ended is reset in the same step and its final observation is saved") {
     for (const bool past : {false, true}) {
         const memlane_spec spec = counter(past);
         Hosted one(spec, 1, Autoreset::same_step, 3);
@@ -356,15 +356,15 @@ TEST("host: with same-step autoreset an episode that ended begins anew at once a
         CHECK_EQ(last_seen(one), "1:3 30 1:3");
         CHECK_EQ(infos_seen(one), "-2 2:0");
         CHECK_EQ(after(one, go_on), "2:1 201 -- 1");
-        CHECK_EQ(last_seen(one), "1:3 30 1:3"); // until the next end
+        CHECK_EQ(last_seen(one), "1:3 30 1:3"); // unchanged until the next end
         CHECK_EQ(after(one, terminate, 1), "3:0 202 T- 0");
         CHECK_EQ(last_seen(one), "2:2 20 2:2");
-        CHECK_EQ(after(one, both, 1), "4:0 301 TC 0"); // ends may follow each other
+        CHECK_EQ(after(one, both, 1), "4:0 301 TC 0"); // two ends in a row
         CHECK_EQ(last_seen(one), "3:1 10 3:1");
     }
 }
 
-TEST("host: without autoreset it is the caller who begins a new episode") {
+TEST("host: without autoreset only the caller starts a new episode") {
     const memlane_spec spec = counter();
     Hosted one(spec, 1, Autoreset::disabled, 2);
     CHECK_EQ(after(one, go_on), "1:1 101 -- 1");
@@ -373,7 +373,7 @@ TEST("host: without autoreset it is the caller who begins a new episode") {
     CHECK_EQ(seen(one), "2:0 0 -- 0");
     CHECK_EQ(one.host.buffers().ended[0], 0);
     CHECK_EQ(after(one, terminate, 1), "2:1 201 T- 1");
-    CHECK_EQ(after(one, go_on, 1), "2:2 202 -C 2"); // who does not reset goes on; the limit stays
+    CHECK_EQ(after(one, go_on, 1), "2:2 202 -C 2"); // without a reset the episode continues; the limit remains
     CHECK_EQ(after(one, go_on, 1), "2:3 203 -C 3");
     CHECK_EQ(last_seen(one), "0:0 0 0:0");
 }
@@ -397,7 +397,7 @@ TEST("host: without a limit nothing is truncated") {
     }
 }
 
-TEST("host: whatever an author writes into a flag, Python gets 0 or 1") {
+TEST("host: flags are 0 or 1 for any value that an environment writes") {
     const memlane_spec spec = counter();
     for (const std::int64_t value : {1, 2, 128, 254, 255}) {
         for (const Autoreset mode : {Autoreset::next_step, Autoreset::disabled}) {
@@ -413,9 +413,9 @@ TEST("host: whatever an author writes into a flag, Python gets 0 or 1") {
         CHECK_EQ(after(next, go_on), "2:0 0 -- 0");
         CHECK_EQ(after(same, value * 257, 1), "2:0 101 TC 0");
     }
-    const memlane_spec many = party();
+    const memlane_spec several_agents = party();
     for (const std::int64_t value : {2, 255}) {
-        Hosted game(many, 1);
+        Hosted game(several_agents, 1);
         CHECK_EQ(party_after(game, {value, value * 256, 0}), "1:1 101 T- | 2:1 201 -C | 3:1 301 --*");
     }
 }
@@ -424,7 +424,7 @@ TEST("host: whatever an author writes into a flag, Python gets 0 or 1") {
 
 namespace {
 
-// What must come of a Counter, written down once more, one environment at a time.
+// The expected behaviour of a Counter, implemented a second time for one environment.
 struct Model {
     std::int32_t episode = 1, count = 0, steps = 0;
     bool ended = false, terminated = false, truncated = false;
@@ -465,7 +465,7 @@ void compare(const Hosted &hosted, const std::vector<Model> &models) {
 
 } // namespace
 
-TEST("host: any mix of ends gives what a plain model gives, stepping past an end or not, on any number of threads") {
+TEST("host: any mix of ends gives the results of a simple model, with steps past an end or without, on any number of threads") {
     Rng dice(1);
     for (const Autoreset mode : all_modes)
         for (const bool past : {false, true})
@@ -486,7 +486,7 @@ TEST("host: any mix of ends gives what a plain model gives, stepping past an end
                         }
                         CHECK_EQ(hosted.host.step(threads), ended);
                         compare(hosted, models);
-                        if (mode == Autoreset::disabled && i % 4 == 3) { // some are reset, some go on
+                        if (mode == Autoreset::disabled && i % 4 == 3) { // some are reset, some continue
                             std::vector<std::uint8_t> mask(models.size());
                             for (std::size_t env = 0; env < models.size(); ++env)
                                 if ((mask[env] = dice.between(0, 1) == 1))
@@ -500,7 +500,7 @@ TEST("host: any mix of ends gives what a plain model gives, stepping past an end
 
 // ------------------------------------------------------------------------------------------------------------- ranges
 
-TEST("host: an environment that has ended is never stepped unless it allows that, and each other one is once") {
+TEST("host: an environment that has ended is not stepped unless it allows that, and each other one is stepped once") {
     calls.kept = true;
     Rng dice(2);
     for (const int threads : {1, 2, 5})
@@ -509,7 +509,7 @@ TEST("host: an environment that has ended is never stepped unless it allows that
             Hosted hosted(spec, envs);
             for (int i = 0; i < 30; ++i) {
                 const std::vector<std::uint8_t> ended(hosted.host.buffers().ended, hosted.host.buffers().ended + envs);
-                const int odds = i % 10; // from nobody to everybody
+                const int odds = i % 10; // from none to all
                 for (std::int32_t env = 0; env < envs; ++env)
                     hosted.actions()[env] = dice.between(0, 8) < odds ? terminate : go_on;
                 calls.clear();
@@ -529,7 +529,7 @@ TEST("host: an environment that has ended is never stepped unless it allows that
         }
 }
 
-TEST("host: a range is not cut when steps past an end are allowed") {
+TEST("host: a range is not split when steps past an end are allowed") {
     calls.kept = true;
     const memlane_spec spec = counter(true);
     Hosted hosted(spec, 100);
@@ -543,7 +543,7 @@ TEST("host: a range is not cut when steps past an end are allowed") {
     }
 }
 
-TEST("host: a step of a few leaves the others alone") {
+TEST("host: a step of a range does not change the others") {
     const memlane_spec spec = counter();
     Hosted hosted(spec, 10, Autoreset::same_step, 1);
     CHECK_EQ(hosted.host.step_range(3, 7), 4);
@@ -555,7 +555,7 @@ TEST("host: a step of a few leaves the others alone") {
 
 // -------------------------------------------------------------------------------------------------------------- reset
 
-TEST("host: a reset begins new episodes where the mask says, in as few calls as there are runs of them") {
+TEST("host: a reset starts new episodes where the mask is set, with one call per contiguous range") {
     calls.kept = true;
     using Runs = std::vector<std::pair<std::int32_t, std::int32_t>>;
     constexpr std::int32_t envs = 70;
@@ -589,14 +589,14 @@ TEST("host: a reset begins new episodes where the mask says, in as few calls as 
             CHECK(calls.resets == runs);
             for (std::int32_t env = 0; env < envs; ++env) {
                 const bool reset = mask[static_cast<std::size_t>(env)];
-                const std::string anew = mode == Autoreset::same_step ? "3:0 0 -- 0" : "2:0 0 -- 0";
-                CHECK_EQ(seen(hosted, env), reset ? anew : before);
+                const std::string restarted = mode == Autoreset::same_step ? "3:0 0 -- 0" : "2:0 0 -- 0";
+                CHECK_EQ(seen(hosted, env), reset ? restarted : before);
                 CHECK_EQ(hosted.host.buffers().ended[env], reset ? 0 : 1);
             }
         }
 }
 
-TEST("host: a mask may hold any value but 0 for yes") {
+TEST("host: any value but 0 in a mask means yes") {
     const memlane_spec spec = counter();
     Hosted hosted(spec, 3);
     const std::uint8_t mask[] = {255, 0, 2};
@@ -616,7 +616,7 @@ TEST("host: an environment that the caller resets after its end is stepped, not 
 
 // ------------------------------------------------------------------------------------------------------ several agents
 
-TEST("host: an agent that has ended leaves the game, and sees and gets nothing from then on") {
+TEST("host: an agent that has ended leaves the game, and has zeros as observation and reward from then on") {
     for (const bool past : {false, true}) {
         const memlane_spec spec = party(past);
         Hosted game(spec, 1);
@@ -632,16 +632,16 @@ TEST("host: an agent that has ended leaves the game, and sees and gets nothing f
     }
 }
 
-TEST("host: at the limit a game is cut off for all who are still in it") {
+TEST("host: at the limit a game is truncated for all agents still in it") {
     const memlane_spec spec = party();
     Hosted game(spec, 1, Autoreset::next_step, 2);
     CHECK_EQ(party_after(game, {go_on, terminate, go_on}), "1:1 101 --* | 2:1 201 T- | 3:1 301 --*");
-    // The third ends by itself at that step: that is its end, there is nothing left to be cut off.
+    // The third agent terminates in that step, so it is not truncated as well.
     CHECK_EQ(party_after(game, {go_on, go_on, terminate}, 1), "1:2 102 -C | 0:0 0 -- | 3:2 302 T-");
     CHECK_EQ(party_after(game, {go_on, go_on, go_on}), "1:0 0 --* | 2:0 0 --* | 3:0 0 --*");
 }
 
-TEST("host: with same-step autoreset a game that is over begins anew and what was seen last is kept apart") {
+TEST("host: with same-step autoreset a game that is over is reset and its final observations are saved") {
     const memlane_spec spec = party();
     Hosted game(spec, 1, Autoreset::same_step);
     CHECK_EQ(party_after(game, {terminate, go_on, go_on}), "1:1 101 T- | 2:1 201 --* | 3:1 301 --*");
@@ -653,7 +653,7 @@ TEST("host: with same-step autoreset a game that is over begins anew and what wa
     CHECK_EQ(game.host.buffers().steps[0], 0);
 }
 
-TEST("host: without autoreset a game that is over stays as it is until the caller resets it") {
+TEST("host: without autoreset a game that is over is unchanged until the caller resets it") {
     const memlane_spec spec = party();
     Hosted game(spec, 1, Autoreset::disabled);
     CHECK_EQ(party_after(game, {terminate, terminate, cut}, 1), "1:1 101 T- | 2:1 201 T- | 3:1 301 -C");
@@ -662,7 +662,7 @@ TEST("host: without autoreset a game that is over stays as it is until the calle
     CHECK_EQ(party_seen(game), "1:0 0 --* | 2:0 0 --* | 3:0 0 --*");
 }
 
-TEST("host: an agent that a reset leaves out is out for that game") {
+TEST("host: an agent that reset excludes is out for that game") {
     const memlane_spec spec = party();
     Hosted game(spec, 1);
     game.actions()[0] = absent;
@@ -673,7 +673,7 @@ TEST("host: an agent that a reset leaves out is out for that game") {
     CHECK_EQ(party_after(game, {go_on, go_on, go_on}), "1:0 0 --* | 2:0 0 --* | 3:0 0 --*");
 }
 
-TEST("host: games end and begin anew each on its own") {
+TEST("host: games end and are reset independently") {
     calls.kept = true;
     const memlane_spec spec = party();
     Hosted games(spec, 3, Autoreset::next_step, 5);
@@ -691,12 +691,12 @@ TEST("host: games end and begin anew each on its own") {
     CHECK_EQ(party_seen(games, 2), "1:5 105 -C | 2:5 205 -C | 3:5 305 -C");
     CHECK_EQ(games.host.step(1), 0);
     CHECK_EQ(party_seen(games, 0), "1:0 0 --* | 2:0 0 --* | 3:0 0 --*");
-    CHECK_EQ(games.host.step(1), 1); // the second began one step after the others
+    CHECK_EQ(games.host.step(1), 1); // the second started one step after the others
 }
 
 // ------------------------------------------------------------------------------------------------------------- actions
 
-TEST("host: actions may lie elsewhere for one step") {
+TEST("host: one step may read its actions from another array") {
     for (const int threads : {0, 1, 3}) {
         const memlane_spec spec = counter();
         Hosted hosted(spec, 200);
@@ -705,52 +705,52 @@ TEST("host: actions may lie elsewhere for one step") {
         CHECK_EQ(hosted.host.step(threads, foreign.data()), 200);
         CHECK(hosted.host.buffers().actions[0] == own);
         CHECK_EQ(hosted.actions()[0], 0);
-        CHECK_EQ(hosted.host.step(threads), 0); // they begin anew
-        CHECK_EQ(hosted.host.step(threads), 0); // with actions of their own, which end nothing
+        CHECK_EQ(hosted.host.step(threads), 0); // all are reset
+        CHECK_EQ(hosted.host.step(threads), 0); // with the actions in the buffers, which end nothing
     }
 }
 
-TEST("host: numbers are choices when none is below or above what there is") {
+TEST("host: values are within bounds when none is below or above them") {
     const memlane_field one = choices(-2, 3);
     const std::vector<std::int64_t> good = {-2, -1, 0, 1, 2, 3};
-    CHECK(are_choices(one, good.data(), good.size()));
-    CHECK(are_choices(one, nullptr, 0));
+    CHECK(within_bounds(one, good.data(), good.size()));
+    CHECK(within_bounds(one, nullptr, 0));
     for (const std::int64_t wrong : {std::int64_t{-3}, std::int64_t{4}, INT64_MIN, INT64_MAX, std::int64_t{1} << 32})
         for (std::size_t at = 0; at < good.size(); ++at) {
             std::vector<std::int64_t> numbers = good;
             numbers[at] = wrong;
-            CHECK(!are_choices(one, numbers.data(), numbers.size()));
-            CHECK(are_choices(one, numbers.data(), at)); // as many rows as are asked for, no more
+            CHECK(!within_bounds(one, numbers.data(), numbers.size()));
+            CHECK(within_bounds(one, numbers.data(), at)); // no more rows than requested are read
         }
 }
 
-TEST("host: each number of a row may have choices of its own") {
+TEST("host: each element of a row may have its own bounds") {
     const double lows[] = {0, -1, 5}, highs[] = {1, 1, 5};
     memlane_field row = choices(0, 9, {3});
     row.lows = lows, row.highs = highs;
     const std::vector<std::int64_t> good = {0, -1, 5, 1, 1, 5};
-    CHECK(are_choices(row, good.data(), 2));
+    CHECK(within_bounds(row, good.data(), 2));
     for (std::size_t at = 0; at < good.size(); ++at)
         for (const std::int64_t wrong : {std::int64_t{-2}, std::int64_t{6}, INT64_MIN, INT64_MAX}) {
             std::vector<std::int64_t> numbers = good;
             numbers[at] = wrong;
-            CHECK(!are_choices(row, numbers.data(), 2));
+            CHECK(!within_bounds(row, numbers.data(), 2));
         }
     const std::int64_t edges[] = {2, 1, 5, 0, -1, 4};
-    CHECK(!are_choices(row, edges, 1));
-    CHECK(!are_choices(row, edges + 3, 1));
-    // One bound for all and one for each go together.
+    CHECK(!within_bounds(row, edges, 1));
+    CHECK(!within_bounds(row, edges + 3, 1));
+    // A common lower bound together with an upper bound per element.
     memlane_field mixed = choices(0, 9, {3});
     mixed.highs = highs;
-    CHECK(are_choices(mixed, std::array<std::int64_t, 3>{1, 0, 0}.data(), 1));
-    CHECK(!are_choices(mixed, std::array<std::int64_t, 3>{1, -1, 5}.data(), 1));
-    CHECK(!are_choices(mixed, std::array<std::int64_t, 3>{2, 0, 5}.data(), 1));
+    CHECK(within_bounds(mixed, std::array<std::int64_t, 3>{1, 0, 0}.data(), 1));
+    CHECK(!within_bounds(mixed, std::array<std::int64_t, 3>{1, -1, 5}.data(), 1));
+    CHECK(!within_bounds(mixed, std::array<std::int64_t, 3>{2, 0, 5}.data(), 1));
     mixed.lows = lows, mixed.highs = nullptr;
-    CHECK(are_choices(mixed, std::array<std::int64_t, 3>{9, 9, 9}.data(), 1));
-    CHECK(!are_choices(mixed, std::array<std::int64_t, 3>{9, 9, 4}.data(), 1));
+    CHECK(within_bounds(mixed, std::array<std::int64_t, 3>{9, 9, 9}.data(), 1));
+    CHECK(!within_bounds(mixed, std::array<std::int64_t, 3>{9, 9, 4}.data(), 1));
 }
 
-TEST("host: every type has its bytes, and a row has those of its numbers") {
+TEST("host: each dtype has its size, and a row that of its elements") {
     const std::size_t bytes[] = {4, 8, 1, 1, 1, 2, 2, 4, 4, 8, 8}; // in the order of enum memlane_dtype
     for (std::int32_t dtype = MEMLANE_FLOAT32; dtype <= MEMLANE_UINT64; ++dtype)
         CHECK_EQ(item_bytes(dtype), bytes[dtype - 1]);
@@ -765,13 +765,13 @@ TEST("host: every type has its bytes, and a row has those of its numbers") {
 
 // ------------------------------------------------------------------------------------------------------------- threads
 
-TEST("host: results are the same bit by bit on any number of threads, over memory that begins or ends at a fence") {
+TEST("host: results are the same bit by bit on any number of threads, in memory that begins or ends at a guard page") {
     for (const memlane_spec *spec : built_in())
         for (const Autoreset mode : {Autoreset::next_step, Autoreset::same_step})
             for (const std::int32_t envs : {1, 63, 64, 65, 333}) {
                 const bool large = row_bytes(spec->observations[0]) > 1000;
                 if (large && check::slowdown > 1 && envs > 65)
-                    continue; // pictures, which sanitizers take long to draw
+                    continue; // images, which take long to draw under sanitizers
                 std::vector<std::unique_ptr<Hosted>> all;
                 for (const int threads : {1, 2, 3, 5})
                     all.push_back(
@@ -793,7 +793,7 @@ TEST("host: results are the same bit by bit on any number of threads, over memor
             }
 }
 
-TEST("host: how environments are cut into ranges makes no difference, not to the last bit") {
+TEST("host: how environments are split into ranges does not change a bit of the results") {
     for (const memlane_spec *spec : built_in()) {
         constexpr std::int32_t envs = 37;
         Hosted whole(*spec, envs, Autoreset::next_step, 40), cut_up(*spec, envs, Autoreset::next_step, 40);
@@ -818,7 +818,7 @@ TEST("host: how environments are cut into ranges makes no difference, not to the
     }
 }
 
-TEST("host: memlane's environments give the same whether they are stepped past an end or not") {
+TEST("host: the built-in environments give the same results with steps past an end and without") {
     for (const memlane_spec *spec : built_in()) {
         memlane_spec never = *spec, always = *spec;
         never.steps_past_end = 0, always.steps_past_end = 1;
@@ -836,7 +836,7 @@ TEST("host: memlane's environments give the same whether they are stepped past a
     }
 }
 
-TEST("host: memlane's environments draw inside their picture") {
+TEST("host: the built-in environments draw inside their image") {
     for (const memlane_spec *spec : built_in()) {
         if (spec->render == nullptr)
             continue;
@@ -859,7 +859,7 @@ TEST("host: memlane's environments draw inside their picture") {
     }
 }
 
-TEST("host: as many threads step as are asked for, and no more than there are blocks of environments") {
+TEST("host: a step uses the requested number of threads, at most one per block of environments") {
     calls.kept = true;
     const memlane_spec spec = counter();
     for (const std::int32_t envs : {1, 64, 65, 333})
@@ -875,29 +875,29 @@ TEST("host: as many threads step as are asked for, and no more than there are bl
         }
 }
 
-TEST("host: a step too short to be shared stays on one thread") {
+TEST("host: a short step stays on one thread") {
     if (check::slowdown > 1)
-        return; // under a sanitizer it is not that short
+        return; // not short under a sanitizer
     const memlane_spec spec = busy();
     bool alone = false;
-    for (int tries = 0; tries < 10 && !alone; ++tries) { // it is longer whenever another process takes the core
+    for (int tries = 0; tries < 10 && !alone; ++tries) { // it takes longer while another process uses the core
         Hosted hosted(spec, 256);
-        CHECK_EQ(hosted.host.threads_that_pay(), 1); // nothing is known yet
+        CHECK_EQ(hosted.host.auto_threads(), 1); // nothing has been measured yet
         CHECK(hosted.host.step_ns() == 0);
         calls.kept = false;
         for (int i = 0; i < 100; ++i)
-            hosted.host.step(0); // the first ones touch memory for the first time
+            hosted.host.step(0); // the first steps touch memory for the first time
         CHECK(hosted.host.step_ns() > 0);
         calls.kept = true;
         calls.clear();
         for (int i = 0; i < 100; ++i)
             hosted.host.step(0);
-        alone = hosted.host.threads_that_pay() == 1 && calls.threads.size() == 1;
+        alone = hosted.host.auto_threads() == 1 && calls.threads.size() == 1;
     }
     CHECK(alone);
 }
 
-TEST("host: a heavy step is shared by as many threads as there are cores and blocks") {
+TEST("host: a long step uses as many threads as there are cores and blocks") {
     const memlane_spec spec = busy();
     busy_ns = busy_ns_of_helpers = 2'000;
     for (const std::int32_t envs : {127, 128, 256}) {
@@ -905,7 +905,7 @@ TEST("host: a heavy step is shared by as many threads as there are cores and blo
         hosted.host.step(0);
         CHECK(hosted.host.step_ns() >= static_cast<double>(busy_ns * envs));
         const int threads = std::min(envs / 64, cores());
-        CHECK_EQ(hosted.host.threads_that_pay(), threads);
+        CHECK_EQ(hosted.host.auto_threads(), threads);
         calls.kept = true;
         calls.clear();
         hosted.host.step(0);
@@ -914,7 +914,7 @@ TEST("host: a heavy step is shared by as many threads as there are cores and blo
     }
 }
 
-TEST("host: a process with one core for itself does not share its steps") {
+TEST("host: a process that may use one core steps on one thread") {
     const int here = sched_getcpu();
     cpu_set_t one;
     CPU_ZERO(&one);
@@ -926,28 +926,28 @@ TEST("host: a process with one core for itself does not share its steps") {
     calls.kept = true;
     for (int i = 0; i < 5; ++i)
         hosted.host.step(0);
-    CHECK_EQ(hosted.host.threads_that_pay(), 1);
+    CHECK_EQ(hosted.host.auto_threads(), 1);
     CHECK_EQ(calls.threads.size(), 1u);
 }
 
-TEST("host: threads that make steps slower get a rest, and a longer one when they do it again") {
+TEST("host: after a trial in which threads are slower a backoff follows, and a longer one after each further trial") {
     if (cores() < 2)
         return;
     const memlane_spec spec = busy();
     busy_ns = 60, busy_ns_of_helpers = 3'000;
     Hosted hosted(spec, 128);
     hosted.host.step(0);
-    CHECK_EQ(hosted.host.threads_that_pay(), 2);
+    CHECK_EQ(hosted.host.auto_threads(), 2);
     for (const int rest : {1'000, 2'000}) {
         int shared = 0;
         calls.kept = false;
-        for (; hosted.host.threads_that_pay() > 1 && shared < 1'000; ++shared)
+        for (; hosted.host.auto_threads() > 1 && shared < 1'000; ++shared)
             hosted.host.step(0);
-        CHECK(shared > 16 && shared < 1'000); // that many they have to show that they are not
+        CHECK(shared > 16 && shared < 1'000); // a trial is at least that long
         calls.kept = true;
         calls.clear();
         int alone = 0;
-        for (; hosted.host.threads_that_pay() == 1 && alone < 5'000; ++alone)
+        for (; hosted.host.auto_threads() == 1 && alone < 5'000; ++alone)
             hosted.host.step(0);
         CHECK_EQ(alone, rest);
         CHECK_EQ(calls.threads.size(), 1u);
@@ -956,7 +956,7 @@ TEST("host: threads that make steps slower get a rest, and a longer one when the
 
 #ifdef COUNTS_ALLOCATIONS
 
-TEST("host: a step takes no memory, on any number of threads, with ends and without") {
+TEST("host: a step allocates no memory, on any number of threads, with ends and without") {
     std::vector<memlane_spec> specs = {counter(), counter(true), party(), busy()};
     for (const memlane_spec *spec : built_in())
         specs.push_back(*spec);
@@ -965,7 +965,7 @@ TEST("host: a step takes no memory, on any number of threads, with ends and with
             Hosted hosted(spec, 130, mode, 3);
             std::vector<std::int64_t> foreign(130 * static_cast<std::size_t>(std::max(spec.num_agents, 1)));
             for (const int threads : {0, 1, 2}) {
-                hosted.host.step(threads); // the first makes the threads
+                hosted.host.step(threads); // the first step starts the threads
                 hosted.host.step(2);
                 const std::int64_t before = allocations;
                 for (int i = 0; i < 12; ++i) {
@@ -978,7 +978,7 @@ TEST("host: a step takes no memory, on any number of threads, with ends and with
             }
         }
     const std::int64_t before = allocations;
-    delete new int; // it is counted at all
+    delete new int; // allocations are counted
     CHECK(allocations > before);
 }
 
@@ -987,7 +987,7 @@ TEST("host: a step takes no memory, on any number of threads, with ends and with
 // ThreadSanitizer cannot follow threads that start after a fork() of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
 
-TEST("host: a forked child steps on with threads of its own, and so does its parent") {
+TEST("host: a forked child steps with threads of its own, and so does its parent") {
     const memlane_spec spec = counter();
     Hosted hosted(spec, 333, Autoreset::next_step, 4), expected(spec, 333, Autoreset::next_step, 4);
     for (int i = 0; i < 6; ++i) {
@@ -1007,7 +1007,7 @@ TEST("host: a forked child steps on with threads of its own, and so does its par
         CHECK_EQ(calls.threads.size(), 5u);
     });
     CHECK_EQ(child.join(), 0);
-    CHECK(hosted.same_as(expected)); // the child's steps were the child's
+    CHECK(hosted.same_as(expected)); // the steps of the child do not affect the parent
     go(hosted, 3);
     go(expected, 1);
     CHECK(hosted.same_as(expected));
@@ -1030,7 +1030,7 @@ const char *init_asks(const memlane_envs *envs, std::int32_t begin, std::int32_t
 
 } // namespace
 
-TEST("host: init may say what is wrong, and close is called for all") {
+TEST("host: init may return an error message, and close is called for all environments") {
     static const memlane_setting settings[] = {{"little", 0.5, 0, 1}, {"much", 1, 0, 2}};
     memlane_spec spec = counter();
     spec.settings = settings, spec.num_settings = 2;
@@ -1039,7 +1039,7 @@ TEST("host: init may say what is wrong, and close is called for all") {
         closed += end - begin;
         CHECK(envs->settings[0] == 0.5);
     };
-    Hosted good(spec, 3); // checks that init finds nothing wrong
+    Hosted good(spec, 3); // checks that init returns no error
     good.host.close();
     CHECK_EQ(closed, 3);
     HostBuffers fresh = good.host.buffers();
@@ -1048,13 +1048,13 @@ TEST("host: init may say what is wrong, and close is called for all") {
     CHECK_EQ(std::string(loud.init()), "too much");
     const memlane_spec quiet = counter();
     Hosted nothing(quiet, 1);
-    nothing.host.close(); // there is none to call
+    nothing.host.close(); // has no close function
 }
 
 // ------------------------------------------------------------------------------------------------------ random numbers
 
-TEST("random numbers are those of SplitMix64, and stay in their bounds") {
-    std::uint64_t word = 1234567; // the first numbers of its authors' program for this seed
+TEST("random numbers are those of SplitMix64, and within their bounds") {
+    std::uint64_t word = 1234567; // expected: the output of the authors' program for this seed
     CHECK_EQ(memlane_random(&word), std::uint64_t{6457827717110365317u});
     CHECK_EQ(memlane_random(&word), std::uint64_t{3203168211198807973u});
     CHECK_EQ(memlane_random(&word), std::uint64_t{9817491932198370423u});
@@ -1080,7 +1080,7 @@ namespace {
 
 constexpr long double quarter = 1.570796326794896619231321691639751442L;
 
-// The larger of the two errors, against the C library with more digits.
+// The larger of the two errors, compared with the C library in higher precision.
 double error_at(double x) {
     double sine, cosine;
     memlane_sincos(x, &sine, &cosine);
@@ -1128,7 +1128,7 @@ TEST("sincos: signs are right in each quadrant") {
         }
 }
 
-TEST("sincos: a sine turns its sign with its angle, a cosine does not, and both are exact at 0") {
+TEST("sincos: the sine is odd, the cosine even, and both are exact at 0") {
     Rng dice(7);
     std::uniform_real_distribution<double> angles(-1e6, 1e6);
     for (int i = 0; i < check::times(100'000); ++i) {

@@ -7,76 +7,76 @@
 #include <thread>
 #include <vector>
 
-#include "support/check.hpp"
-#include "os/clock.hpp"
-#include "support/processes.hpp"
 #include "lanes/replay.hpp"
-#include "support/replay_fixture.hpp"
 #include "lanes/sampler.hpp"
+#include "os/clock.hpp"
+#include "support/check.hpp"
+#include "support/processes.hpp"
+#include "support/replay_fixture.hpp"
 
 using namespace memlane;
-using enum memlane::Drawn; // ::Drawn is a drawn row
+using enum BatchStatus; // LinkedSample is a drawn row
 
 namespace {
 
-// A sampler with dice of its own, whose batches are drawn ahead.
-template <class T> struct Ahead {
-    memlane::Rng dice;
+// A sampler with its own random state, whose batches are drawn by a prefetcher.
+template <class T> struct PrefetchingSampler {
+    memlane::Rng rng;
     Sampler sampler;
-    std::list<std::vector<T>> batches; // that were asked for
-    BatchPrefetcher drawer;                     // last: its thread ends before what it uses goes
+    std::list<std::vector<T>> batches; // memory of the requested batches
+    BatchPrefetcher prefetcher;        // last: its thread must end before the members that it uses are destroyed
 
-    Ahead(Replay &replay, SampleSpec wish, std::uint64_t seed)
-        : dice(dice_of(seed)), sampler(replay, std::move(wish), dice), drawer(replay, sampler) {}
+    PrefetchingSampler(Replay &replay, SampleSpec spec, std::uint64_t seed)
+        : rng(seeded_rng(seed)), sampler(replay, std::move(spec), rng), prefetcher(replay, sampler) {}
 
-    void ask(std::int64_t count, double beta = 1, int threads = 1) {
-        batches.emplace_back(static_cast<std::size_t>(count * sampler.wish().length));
-        drawer.ask(count, bytes_of(batches.back()), beta, threads);
+    void request(std::int64_t count, double beta = 1, int threads = 1) {
+        batches.emplace_back(static_cast<std::size_t>(count * sampler.spec().length));
+        prefetcher.request(count, bytes_of(batches.back()), beta, threads);
     }
-    // How the oldest ended. `not_yet`: somebody stopped it.
-    memlane::Drawn ended() {
-        while (drawer.oldest() == not_yet && drawer.shared())
-            BatchPrefetcher::wait(*drawer.shared(), now_ns() + second);
-        return drawer.oldest();
+    // Waits for the oldest batch and returns its status; `pending` if another thread stopped the prefetcher.
+    BatchStatus wait_for_oldest() {
+        while (prefetcher.oldest() == pending && prefetcher.shared())
+            BatchPrefetcher::wait(*prefetcher.shared(), now_ns() + second);
+        return prefetcher.oldest();
     }
     std::vector<T> take() {
-        drawer.take();
+        prefetcher.take();
         std::vector<T> oldest = std::move(batches.front());
         batches.pop_front();
         return oldest;
     }
     void stop() {
-        BatchPrefetcher::end(drawer.let_go().get());
-        batches.clear(); // AddressSanitizer tells whoever still draws into them
+        BatchPrefetcher::stop(prefetcher.detach().get());
+        batches.clear(); // AddressSanitizer reports a thread that still draws into them
     }
 };
 
-// The same batches, drawn by the sampler itself.
-template <class T> void expect_as_drawn_here(Replay &replay, const SampleSpec &wish, std::uint64_t seed) {
-    struct Asked {
+// Requests batches and compares them with those that an equal sampler draws in this thread.
+template <class T> void expect_same_batches(Replay &replay, const SampleSpec &spec, std::uint64_t seed) {
+    struct Request {
         std::int64_t count;
         double beta;
         int threads;
     };
-    constexpr std::array<Asked, 5> wanted{{{64, 1, 1}, {1, 0.5, 1}, {2000, 0.25, 2}, {33, 1, 4}, {2000, 0, 1}}};
-    memlane::Rng dice = dice_of(seed);
-    Sampler here(replay, wish, dice);
-    Ahead<T> ahead(replay, wish, seed);
+    constexpr std::array<Request, 5> requests{{{64, 1, 1}, {1, 0.5, 1}, {2000, 0.25, 2}, {33, 1, 4}, {2000, 0, 1}}};
+    memlane::Rng rng = seeded_rng(seed);
+    Sampler plain_sampler(replay, spec, rng);
+    PrefetchingSampler<T> ahead(replay, spec, seed);
     const std::int64_t before = see(replay.control().sampled.value);
-    for (const Asked &each : wanted)
-        ahead.ask(each.count, each.beta, each.threads);
-    CHECK_EQ(ahead.drawer.asked(), wanted.size());
+    for (const Request &each : requests)
+        ahead.request(each.count, each.beta, each.threads);
+    CHECK_EQ(ahead.prefetcher.requested(), requests.size());
     std::int64_t rows = 0;
-    for (const Asked &each : wanted) {
-        std::vector<T> expected(static_cast<std::size_t>(each.count * wish.length));
-        CHECK(here.sample(each.count, bytes_of(expected), each.beta, 1));
-        CHECK_EQ(ahead.ended(), whole);
+    for (const Request &each : requests) {
+        std::vector<T> expected(static_cast<std::size_t>(each.count * spec.length));
+        CHECK(plain_sampler.sample(each.count, bytes_of(expected), each.beta, 1));
+        CHECK_EQ(ahead.wait_for_oldest(), complete);
         const std::vector<T> drawn = ahead.take();
         CHECK(std::memcmp(drawn.data(), expected.data(), drawn.size() * sizeof(T)) == 0);
         rows += each.count;
     }
-    CHECK_EQ(ahead.drawer.asked(), 0);
-    CHECK_EQ(ahead.drawer.oldest(), not_yet);
+    CHECK_EQ(ahead.prefetcher.requested(), 0);
+    CHECK_EQ(ahead.prefetcher.oldest(), pending);
     CHECK_EQ(see(replay.control().sampled.value), before + rows);
 }
 
@@ -84,125 +84,125 @@ template <class T> void expect_as_drawn_here(Replay &replay, const SampleSpec &w
 
 // ------------------------------------------------------------------------------------------------------ what is drawn
 
-TEST("what is drawn ahead is what the sampler would have drawn, in the order in which it was asked for") {
+TEST("prefetched batches are those that the sampler would have drawn, in the order of the requests") {
     for (const bool prioritised : {false, true}) {
         const auto memory = std::make_unique<ReplayMemory>();
         Replay streams = memory->replay(61, prioritised);
         std::vector<Environment> all = environments(4);
         for (int i = 0; i < 60; ++i)
-            step(streams, all, memory->newest.data());
-        expect_as_drawn_here<::Drawn<3>>(streams, ::Drawn<3>::wish(2), 1);
-        expect_as_drawn_here<::Drawn<1>>(streams, ::Drawn<1>::wish(1, 3), 2);
+            add_step(streams, all, memory->newest.data());
+        expect_same_batches<LinkedSample<3>>(streams, LinkedSample<3>::spec(2), 1);
+        expect_same_batches<LinkedSample<1>>(streams, LinkedSample<1>::spec(1, 3), 2);
 
         memory->wipe(61, prioritised);
-        Replay loose = memory->loose(61, prioritised);
+        Replay unlinked = memory->unlinked(61, prioritised);
         for (std::int64_t number = 1; number <= 100; ++number)
-            add(loose, {plain(0, number)});
-        expect_as_drawn_here<Loose>(loose, Loose::wish(prioritised), 3);
+            add(unlinked, {make_row(0, number)});
+        expect_same_batches<UnlinkedSample>(unlinked, UnlinkedSample::spec(prioritised), 3);
     }
 }
 
-TEST("a batch of which nothing can be drawn says so in its turn, and what comes after it is drawn") {
+TEST("a batch for which no row can be drawn has that status in its turn, and later batches are drawn") {
     const auto memory = std::make_unique<ReplayMemory>();
-    Replay replay = memory->replay(10, false, {.ratio = 1, .least = 1, .slack = 100});
-    std::vector<Environment> one = environments(1, 0, 6); // ten steps long
-    step(replay, one, memory->newest.data());             // a row without a next observation
-    Ahead<::Drawn<1>> ahead(replay, ::Drawn<1>::wish(1), 4);
-    ahead.ask(4);
-    ahead.ask(8);
+    Replay replay = memory->replay(10, false, {.ratio = 1, .min_size = 1, .error_buffer = 100});
+    std::vector<Environment> one = environments(1, 0, 6); // its episode has ten steps
+    add_step(replay, one, memory->newest.data());         // a row without a next observation
+    PrefetchingSampler<LinkedSample<1>> ahead(replay, LinkedSample<1>::spec(1), 4);
+    ahead.request(4);
+    ahead.request(8);
     for (int i = 0; i < 2; ++i) {
-        CHECK_EQ(ahead.ended(), nothing_there);
+        CHECK_EQ(ahead.wait_for_oldest(), nothing_to_sample);
         ahead.take();
     }
-    CHECK_EQ(see(replay.control().admitted.samples), 0); // what the limiter let out was given back
+    CHECK_EQ(see(replay.control().admitted.samples), 0); // the admitted samples were refunded
     CHECK_EQ(see(replay.control().sampled.value), 0);
-    step(replay, one, memory->newest.data());
-    ahead.ask(4);
-    CHECK_EQ(ahead.ended(), whole);
-    CHECK(std::ranges::all_of(ahead.take(), [](const ::Drawn<1> &row) { return row.fault(1) == "" && row.key == 1; }));
+    add_step(replay, one, memory->newest.data());
+    ahead.request(4);
+    CHECK_EQ(ahead.wait_for_oldest(), complete);
+    CHECK(std::ranges::all_of(ahead.take(), [](const LinkedSample<1> &row) { return row.fault(1) == "" && row.key == 1; }));
     CHECK_EQ(see(replay.control().admitted.samples), 4);
     CHECK_EQ(see(replay.control().sampled.value), 4);
 }
 
-TEST("a batch that the limiter holds back is drawn as soon as there is enough") {
+TEST("a batch that the limiter does not admit is drawn as soon as enough rows are stored") {
     const auto memory = std::make_unique<ReplayMemory>();
-    Replay replay = memory->loose(64, false, {.ratio = 1, .least = 10, .slack = 8});
-    Ahead<Loose> ahead(replay, Loose::wish(false), 5);
-    ahead.ask(8);
+    Replay replay = memory->unlinked(64, false, {.ratio = 1, .min_size = 10, .error_buffer = 8});
+    PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 5);
+    ahead.request(8);
     await([&] { return see(replay.control().admitted.held_samplers) == 1; });
     for (std::int64_t number = 1; number <= 9; ++number)
-        CHECK(replay.admit_inserts(1) && add(replay, {plain(0, number)}) == 1);
-    BatchPrefetcher::wait(*ahead.drawer.shared(), now_ns() + 20 * ms);
-    CHECK_EQ(ahead.drawer.oldest(), not_yet);
-    CHECK(replay.admit_inserts(1) && add(replay, {plain(0, 10)}) == 1);
-    CHECK_EQ(ahead.ended(), whole);
-    CHECK(std::ranges::all_of(ahead.take(), [](const Loose &row) { return row.seen.whole(); }));
-    CHECK_EQ(see(replay.control().admitted.held_samplers), 1); // one wait, however often it looked
+        CHECK(replay.admit_inserts(1) && add(replay, {make_row(0, number)}) == 1);
+    BatchPrefetcher::wait(*ahead.prefetcher.shared(), now_ns() + 20 * ms);
+    CHECK_EQ(ahead.prefetcher.oldest(), pending);
+    CHECK(replay.admit_inserts(1) && add(replay, {make_row(0, 10)}) == 1);
+    CHECK_EQ(ahead.wait_for_oldest(), complete);
+    CHECK(std::ranges::all_of(ahead.take(), [](const UnlinkedSample &row) { return row.observation.intact(); }));
+    CHECK_EQ(see(replay.control().admitted.held_samplers), 1); // one wait, however often it checked
 }
 
 // ----------------------------------------------------------------------------------------------------------- the end
 
-TEST("stop ends the thread that has drawn everything and waits to be asked") {
+TEST("stop ends the thread that has drawn all batches and waits for requests") {
     const auto memory = std::make_unique<ReplayMemory>();
-    Replay replay = memory->loose(16);
-    add(replay, {plain(0, 1)});
-    Ahead<Loose> ahead(replay, Loose::wish(false), 6);
-    for (int round = 0; round < 3; ++round) { // asked again, it begins anew
-        ahead.ask(4);
-        ahead.ask(4);
-        CHECK_EQ(ahead.ended(), whole);
+    Replay replay = memory->unlinked(16);
+    add(replay, {make_row(0, 1)});
+    PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 6);
+    for (int round = 0; round < 3; ++round) { // a new request starts a new thread
+        ahead.request(4);
+        ahead.request(4);
+        CHECK_EQ(ahead.wait_for_oldest(), complete);
         ahead.take();
-        CHECK_EQ(ahead.ended(), whole); // and is not taken
+        CHECK_EQ(ahead.wait_for_oldest(), complete); // finished and not taken
         const std::int64_t begin = now_ns();
         ahead.stop();
         CHECK(now_ns() - begin < 10 * second);
-        CHECK_EQ(ahead.drawer.asked(), 0);
-        CHECK_EQ(ahead.drawer.oldest(), not_yet);
+        CHECK_EQ(ahead.prefetcher.requested(), 0);
+        CHECK_EQ(ahead.prefetcher.oldest(), pending);
     }
-    ahead.stop(); // there is none
+    ahead.stop(); // without a thread
 }
 
-TEST("stop ends the thread that waits for the limiter, and what it waited for is on no account") {
+TEST("stop ends the thread that waits for the limiter, and no samples are counted") {
     const auto memory = std::make_unique<ReplayMemory>();
-    Replay replay = memory->loose(16, false, {.ratio = 1, .least = 10, .slack = 8});
+    Replay replay = memory->unlinked(16, false, {.ratio = 1, .min_size = 10, .error_buffer = 8});
     for (int round = 1; round <= 4; ++round) {
-        std::optional<Ahead<Loose>> ahead;
-        ahead.emplace(replay, Loose::wish(false), 7);
-        ahead->ask(4);
-        ahead->ask(4);
+        std::optional<PrefetchingSampler<UnlinkedSample>> ahead;
+        ahead.emplace(replay, UnlinkedSample::spec(false), 7);
+        ahead->request(4);
+        ahead->request(4);
         await([&] { return see(replay.control().admitted.held_samplers) == round; });
         const std::int64_t begin = now_ns();
         if (round % 2 == 0)
             ahead->stop();
-        ahead.reset(); // which stops it, too
+        ahead.reset(); // the destructor stops it, too
         CHECK(now_ns() - begin < 10 * second);
     }
     CHECK_EQ(see(replay.control().admitted.samples), 0);
     CHECK_EQ(see(replay.control().sampled.value), 0);
 }
 
-TEST("stop in the middle of many batches leaves the rest undrawn, and their memory alone") {
+TEST("stop in the middle of many batches leaves the rest undrawn and their memory untouched") {
     for (int round = 0; round < check::times(80); ++round) {
         const auto memory = std::make_unique<ReplayMemory>();
-        Replay replay = memory->loose(64);
+        Replay replay = memory->unlinked(64);
         for (std::int64_t number = 1; number <= 64; ++number)
-            add(replay, {plain(0, number)});
-        Ahead<Loose> ahead(replay, Loose::wish(false), 8);
+            add(replay, {make_row(0, number)});
+        PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 8);
         for (int i = 0; i < 200; ++i)
-            ahead.ask(64);
-        dawdle(round * 10'000);
+            ahead.request(64);
+        busy_wait(round * 10'000);
         ahead.stop();
         CHECK_EQ(see(replay.control().sampled.value) % 64, 0);
     }
 }
 
-TEST("whoever waits for a batch is let go when another thread stops the drawer") {
+TEST("a wait for a batch ends when another thread stops the prefetcher") {
     const auto memory = std::make_unique<ReplayMemory>();
-    Replay replay = memory->loose(16, false, {.ratio = 1, .least = 10, .slack = 8});
-    Ahead<Loose> ahead(replay, Loose::wish(false), 9);
-    ahead.ask(4);
+    Replay replay = memory->unlinked(16, false, {.ratio = 1, .min_size = 10, .error_buffer = 8});
+    PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 9);
+    ahead.request(4);
     std::atomic<bool> waiting = false, over = false;
-    std::thread waiter([&waiting, &over, shared = ahead.drawer.shared()] {
+    std::thread waiter([&waiting, &over, shared = ahead.prefetcher.shared()] {
         waiting = true;
         BatchPrefetcher::wait(*shared, now_ns() + 50 * second);
         over = true;
@@ -219,24 +219,24 @@ TEST("whoever waits for a batch is let go when another thread stops the drawer")
 // ThreadSanitizer cannot follow threads that start after a fork() of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
 
-TEST("a forked child has nothing of what its parent asked for, and draws with a thread of its own") {
+TEST("a forked child has none of its parent's requests and draws in a thread of its own") {
     Shared<ReplayMemory> memory;
-    Replay replay = memory->loose(16);
-    add(replay, {plain(0, 1)});
-    Ahead<Loose> ahead(replay, Loose::wish(false), 10);
-    ahead.ask(4);
-    CHECK_EQ(ahead.ended(), whole);
+    Replay replay = memory->unlinked(16);
+    add(replay, {make_row(0, 1)});
+    PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 10);
+    ahead.request(4);
+    CHECK_EQ(ahead.wait_for_oldest(), complete);
     Child child([&] {
-        CHECK_EQ(ahead.drawer.asked(), 0);
-        CHECK_EQ(ahead.drawer.oldest(), not_yet);
+        CHECK_EQ(ahead.prefetcher.requested(), 0);
+        CHECK_EQ(ahead.prefetcher.oldest(), pending);
         ahead.batches.clear();
-        ahead.ask(8);
-        CHECK_EQ(ahead.ended(), whole);
-        CHECK(std::ranges::all_of(ahead.take(), [](const Loose &row) { return row.seen.whole(); }));
+        ahead.request(8);
+        CHECK_EQ(ahead.wait_for_oldest(), complete);
+        CHECK(std::ranges::all_of(ahead.take(), [](const UnlinkedSample &row) { return row.observation.intact(); }));
         ahead.stop();
     });
     CHECK_EQ(child.join(), 0);
-    CHECK_EQ(ahead.ended(), whole);
+    CHECK_EQ(ahead.wait_for_oldest(), complete);
     ahead.take();
 }
 
@@ -246,11 +246,11 @@ TEST("a forked child has nothing of what its parent asked for, and draws with a 
 
 namespace {
 
-// Race: writers go round and round in few slots while batches are drawn ahead, checked, and given new priorities.
-//   rows whole, of one stream and episode; as many as were asked for, all of them counted   acceptable
-//   torn or wrongly linked rows; a batch that is missing or counted twice                   FORBIDDEN
+// Race: writers overwrite a few slots again and again while batches are prefetched, checked, and given new priorities.
+//   untorn rows, of one stream and episode; as many as were requested, all of them counted   acceptable
+//   torn or wrongly linked rows; a batch that is missing or counted twice                    FORBIDDEN
 template <class T, class Write, class Fault>
-void race(Replay &replay, const SampleSpec &wish, int threads, Write write, Fault is_wrong) {
+void race(Replay &replay, const SampleSpec &spec, int threads, Write write, Fault is_wrong) {
     constexpr std::int64_t rows = 256, ahead_of = 3;
     const int batches = check::times(600);
     std::atomic<bool> drawing = true;
@@ -262,17 +262,17 @@ void race(Replay &replay, const SampleSpec &wish, int threads, Write write, Faul
         });
     await([&] { return see(replay.control().added.value) > 100; });
     {
-        Ahead<T> ahead(replay, wish, 11);
-        const auto length = static_cast<std::size_t>(wish.length);
+        PrefetchingSampler<T> ahead(replay, spec, 11);
+        const auto length = static_cast<std::size_t>(spec.length);
         std::int64_t wrong = 0;
         std::vector<std::int64_t> keys;
         std::vector<float> priorities;
         for (int i = 0; i < ahead_of; ++i)
-            ahead.ask(rows, 0.5, threads);
+            ahead.request(rows, 0.5, threads);
         for (int i = 0; i < batches; ++i) {
-            CHECK_EQ(ahead.ended(), whole);
+            CHECK_EQ(ahead.wait_for_oldest(), complete);
             const std::vector<T> drawn = ahead.take();
-            ahead.ask(rows, 0.5, threads);
+            ahead.request(rows, 0.5, threads);
             wrong += std::ranges::count_if(drawn, is_wrong);
             if (!replay.prioritised())
                 continue;
@@ -286,7 +286,7 @@ void race(Replay &replay, const SampleSpec &wish, int threads, Write write, Faul
             replay.set_priorities(keys, priorities);
         }
         CHECK_EQ(wrong, 0);
-        CHECK_EQ(ahead.drawer.asked(), ahead_of);
+        CHECK_EQ(ahead.prefetcher.requested(), ahead_of);
         ahead.stop();
     }
     const std::int64_t sampled = see(replay.control().sampled.value);
@@ -294,52 +294,52 @@ void race(Replay &replay, const SampleSpec &wish, int threads, Write write, Faul
     drawing = false;
     for (std::thread &writer : writers)
         writer.join();
-    CHECK_EQ(fault(replay), "");
+    CHECK_EQ(find_fault(replay), "");
 }
 
 } // namespace
 
-TEST("batches drawn ahead while writers overwrite the rows are whole") {
+TEST("batches prefetched while writers overwrite the rows have no torn row") {
     for (const bool prioritised : {false, true}) {
         const auto memory = std::make_unique<ReplayMemory>();
-        Replay replay = memory->loose(48, prioritised);
-        // 22 KB a batch: too little for a second thread; the sampler's own tests have those.
-        race<Loose>(
-            replay, Loose::wish(prioritised), 1,
+        Replay replay = memory->unlinked(48, prioritised);
+        // 22 KB per batch: too little for a second thread; the tests of the sampler use several threads.
+        race<UnlinkedSample>(
+            replay, UnlinkedSample::spec(prioritised), 1,
             [replay](std::int64_t writer, std::int64_t i) mutable {
-                add(replay, {plain(writer, 2 * i), plain(writer, 2 * i + 1)});
+                add(replay, {make_row(writer, 2 * i), make_row(writer, 2 * i + 1)});
             },
-            [](const Loose &row) { return !row.seen.whole(); });
+            [](const UnlinkedSample &row) { return !row.observation.intact(); });
     }
 }
 
-TEST("batches of streams drawn ahead while writers add to them are made of the right steps") {
+TEST("batches of streams prefetched while writers add to them have the right steps") {
     for (const bool prioritised : {false, true}) {
         const auto memory = std::make_unique<ReplayMemory>();
         Replay replay = memory->replay(96, prioritised);
         std::array<std::vector<Environment>, 2> all{environments(2, 0), environments(2, 2)};
-        race<::Drawn<3>>(
-            replay, ::Drawn<3>::wish(2), 2, // 132 KB a batch: drawn by the drawer and a thread of the pool
+        race<LinkedSample<3>>(
+            replay, LinkedSample<3>::spec(2), 2, // 132 KB per batch: drawn by the prefetcher's thread and a thread of the pool
             [replay, &all, &memory](std::int64_t writer, std::int64_t) mutable {
-                step(replay, all[static_cast<std::size_t>(writer)], memory->newest.data());
+                add_step(replay, all[static_cast<std::size_t>(writer)], memory->newest.data());
             },
-            [](const ::Drawn<3> &row) { return row.fault(2) != ""; });
+            [](const LinkedSample<3> &row) { return row.fault(2) != ""; });
     }
 }
 
-// Race: writers and a drawer hold each other back at every turn.
-//   both come to the end, and no more was drawn than was earned   acceptable
-//   both wait; samples that are on no account                     FORBIDDEN
-TEST("a drawer and writers whom one limiter holds back let each other go, to the end") {
+// Race: the limiter makes writers and a prefetcher wait for each other all the time.
+//   all batches are drawn, and no more samples were admitted than the ratio allows   acceptable
+//   both wait for ever; samples that are not counted                                 FORBIDDEN
+TEST("a prefetcher and writers at one limiter never wait for each other for ever") {
     constexpr std::int64_t rows = 16, insert = 4, ahead_of = 8;
     const int batches = check::times(2400);
     const auto memory = std::make_unique<ReplayMemory>();
-    const Limit limit{.ratio = 2, .least = 20, .slack = 12}; // as little as lets both pass
-    Replay replay = memory->loose(64, false, limit);
-    CHECK_EQ(replay.slack_needed(insert, rows), limit.slack);
-    Ahead<Loose> ahead(replay, Loose::wish(false), 12);
+    const Limit limit{.ratio = 2, .min_size = 20, .error_buffer = 12}; // the smallest error_buffer for these sizes
+    Replay replay = memory->unlinked(64, false, limit);
+    CHECK_EQ(replay.required_error_buffer(insert, rows), limit.error_buffer);
+    PrefetchingSampler<UnlinkedSample> ahead(replay, UnlinkedSample::spec(false), 12);
     for (int i = 0; i < ahead_of; ++i)
-        ahead.ask(rows);
+        ahead.request(rows);
     await([&] { return see(replay.control().admitted.held_samplers) == 1; });
     std::atomic<bool> drawing = true;
     std::list<std::thread> writers;
@@ -347,17 +347,17 @@ TEST("a drawer and writers whom one limiter holds back let each other go, to the
         writers.emplace_back([&drawing, replay, writer]() mutable {
             Spin spin(0);
             for (std::int64_t number = 0; drawing; ++number) {
-                if (replay.wait_for_leave(Side::writers, insert, now_ns() + 10 * ms, {}, spin).end == WaitEnd::reached)
-                    add(replay, std::vector<Row>(insert, plain(writer, number)));
+                if (replay.wait_admitted(Side::writers, insert, now_ns() + 10 * ms, {}, spin).end == WaitEnd::reached)
+                    add(replay, std::vector<Row>(insert, make_row(writer, number)));
             }
         });
     for (int i = 0; i < batches; ++i) {
-        CHECK_EQ(ahead.ended(), whole);
-        CHECK(std::ranges::all_of(ahead.take(), [](const Loose &row) { return row.seen.whole(); }));
-        ahead.ask(rows);
+        CHECK_EQ(ahead.wait_for_oldest(), complete);
+        CHECK(std::ranges::all_of(ahead.take(), [](const UnlinkedSample &row) { return row.observation.intact(); }));
+        ahead.request(rows);
         const std::int64_t samples = see(replay.control().admitted.samples);
-        const std::int64_t inserts = see(replay.control().admitted.inserts); // later: there can only be more of them
-        CHECK(static_cast<double>(samples) <= limit.slack + limit.ratio * static_cast<double>(inserts - limit.least));
+        const std::int64_t inserts = see(replay.control().admitted.inserts); // loaded later: there can only be more
+        CHECK(static_cast<double>(samples) <= limit.error_buffer + limit.ratio * static_cast<double>(inserts - limit.min_size));
     }
     ahead.stop();
     drawing = false;

@@ -8,49 +8,50 @@
 #include <utility>
 #include <vector>
 
-#include "support/check.hpp"
 #include "os/clock.hpp"
-#include "support/syscalls.hpp"
 #include "os/process.hpp"
+#include "support/check.hpp"
 #include "support/processes.hpp"
 #include "support/single_steps.hpp"
+#include "support/syscalls.hpp"
 
 using namespace memlane;
 
 namespace {
 
-// A payload that checks itself: who wrote it, which of that writer's it is, and words that follow from both and their place.
+// A payload that can be checked for tears: its writer, the writer's count, and words that are a function of both and
+// their position.
 constexpr int words = 40;
 
 struct Payload {
     std::int64_t writer, number;
     std::array<std::int64_t, words> rest;
 
-    static std::int64_t followed(std::int64_t writer, std::int64_t number, std::size_t place) {
-        return (writer * 1'000'003 + number) * 1'000'003 ^ static_cast<std::int64_t>(place) * 0x9E3779B97F4A7C15;
+    static std::int64_t expected_word(std::int64_t writer, std::int64_t number, std::size_t position) {
+        return (writer * 1'000'003 + number) * 1'000'003 ^ static_cast<std::int64_t>(position) * 0x9E3779B97F4A7C15;
     }
     void fill(std::int64_t by, std::int64_t which) {
         writer = by;
         number = which;
         for (std::size_t i = 0; i < rest.size(); ++i)
-            rest[i] = followed(by, which, i);
+            rest[i] = expected_word(by, which, i);
     }
-    bool whole() const {
+    bool intact() const {
         for (std::size_t i = 0; i < rest.size(); ++i)
-            if (rest[i] != followed(writer, number, i))
+            if (rest[i] != expected_word(writer, number, i))
                 return false;
         return true;
     }
 };
 
 struct Memory {
-    static constexpr int most = 8;
+    static constexpr int max_slots = 8;
     RingControl control;
     struct alignas(64) Slot {
         SlotHead head;
         Payload payload;
-    } slot[most];
-    int count; // of the slots that the ring uses
+    } slot[max_slots];
+    int count; // slots that the ring uses
 
     Ring ring(int slots, Overflow overflow, std::int64_t unread_limit) {
         count = slots;
@@ -70,12 +71,12 @@ struct Memory {
         payload(index).fill(writer, number);
         ring.commit(index);
     }
-    // The number of the oldest, which is released at once; 0 when there is none, -1 when it is torn.
+    // Takes and releases the oldest slot and returns its number; 0 if there is none, -1 if it is torn.
     std::int64_t read(Ring &ring, std::int64_t process) {
         const std::int64_t index = ring.try_take(process);
         if (index < 0)
             return 0;
-        const std::int64_t number = payload(index).whole() ? payload(index).number : -1;
+        const std::int64_t number = payload(index).intact() ? payload(index).number : -1;
         ring.release(index);
         return number;
     }
@@ -89,7 +90,7 @@ struct Memory {
         return static_cast<int>(std::count_if(
             slot, slot + count, [&](const Slot &each) { return slot_state(see(each.head.state)) == state; }));
     }
-    // What written has too much; see ring.hpp.
+    // `written` minus its expected value; see the counters in ring.hpp.
     std::int64_t excess() const {
         return see(control.written.value) - see(control.taken.read) - see(control.lost.dropped) - in(SlotState::ready) -
                in(SlotState::reading);
@@ -104,7 +105,7 @@ struct Memory {
     }
 };
 
-// As users wait: again after each pause.
+// Waits as callers do: again after each pause.
 template <class Wait> WaitResult to_the_end(Wait wait, std::int64_t deadline_ns, std::span<const int> pidfds = {}) {
     const std::int64_t me = this_process();
     Spin spin(0);
@@ -115,13 +116,13 @@ template <class Wait> WaitResult to_the_end(Wait wait, std::int64_t deadline_ns,
     }
 }
 WaitResult claim(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... given) { return ring.wait_claim(given...); }, deadline_ns, pidfds);
+    return to_the_end([&](auto... arguments) { return ring.wait_claim(arguments...); }, deadline_ns, pidfds);
 }
 WaitResult take(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... given) { return ring.wait_take(given...); }, deadline_ns, pidfds);
+    return to_the_end([&](auto... arguments) { return ring.wait_take(arguments...); }, deadline_ns, pidfds);
 }
 
-bool somebody_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }
+bool waiter_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -129,7 +130,7 @@ using Numbers = std::vector<std::int64_t>;
 
 // ------------------------------------------------------------------------------------------------------ one process
 
-TEST("a new ring has nothing to take and each of its slots to claim, once") {
+TEST("a new ring has no slot to take, and each of its slots can be claimed once") {
     Memory memory{};
     Ring ring = memory.blocking(4);
     CHECK_EQ(ring.try_take(1), -1);
@@ -183,7 +184,7 @@ TEST("a full blocking ring refuses a claim until a slot is released") {
     CHECK_EQ(see(memory.control.lost.dropped), 0);
 }
 
-TEST("of more unread slots than the limit the oldest is dropped and counted") {
+TEST("if there are more unread slots than the limit, the oldest is dropped and counted") {
     Memory memory{};
     Ring ring = memory.dropping(5);
     for (std::int64_t number = 1; number <= 10; ++number) {
@@ -210,9 +211,9 @@ TEST("a dropping ring without a free slot gives the oldest unread one to the wri
     CHECK_EQ(memory.excess(), 0);
 }
 
-TEST("a slot that is being written or read is given to nobody else") {
+TEST("a slot that is being written or read is given to no other process") {
     Memory memory{};
-    const std::int64_t me = this_process(); // alive: what the dead hold is given away
+    const std::int64_t me = this_process(); // alive: slots of dead processes would be reclaimed
     Ring ring = memory.ring(4, Overflow::drop_oldest, 2);
     memory.write(ring, me, 0, 1);
     const std::int64_t reading = ring.try_take(me), writing = ring.try_claim(me);
@@ -223,12 +224,12 @@ TEST("a slot that is being written or read is given to nobody else") {
     }
     std::array<std::int64_t, 2> rest{ring.try_claim(me), ring.try_claim(me)};
     CHECK(rest[0] >= 0 && rest[1] >= 0);
-    CHECK_EQ(ring.try_claim(me), -1); // all are held now, and nothing is unread
+    CHECK_EQ(ring.try_claim(me), -1); // all slots are held now, and none is unread
     CHECK_EQ(ring.try_take(me), -1);
     CHECK_EQ(memory.payload(reading).number, 1);
 }
 
-TEST("a slot that its writer gives up is free and counted, and no reader sees it") {
+TEST("a slot that its writer abandons is free and counted, and no reader sees it") {
     Memory memory{};
     Ring ring = memory.blocking(1);
     const std::int64_t slot = ring.try_claim(1);
@@ -239,13 +240,13 @@ TEST("a slot that its writer gives up is free and counted, and no reader sees it
     CHECK_EQ(memory.excess(), 0);
 }
 
-TEST("no more than the limit is said to be unread when a writer died before it could drop the oldest") {
+TEST("unread() is at most the limit when a writer died before it could drop the oldest slot") {
     Memory memory{};
     Ring ring = memory.dropping(4);
     memory.write(ring, 1, 0, 1);
     memory.write(ring, 1, 0, 2);
     const std::int64_t slot = ring.try_claim(1);
-    publish(memory.slot[slot].head.state, slot_word(SlotState::ready, 3)); // and no trim
+    publish(memory.slot[slot].head.state, slot_word(SlotState::ready, 3)); // without the trim
     CHECK_EQ(ring.unread(), 2);
     memory.control.sequence.last = 3;
     memory.write(ring, 1, 0, 4); // drops two
@@ -253,9 +254,9 @@ TEST("no more than the limit is said to be unread when a writer died before it c
     CHECK_EQ(see(memory.control.lost.dropped), 2);
 }
 
-// --------------------------------------------------------------------------------------------------------- the dead
+// ---------------------------------------------------------------------------------------------------- dead processes
 
-TEST("nothing of the living is put back, be they stopped") {
+TEST("slots of live processes are not reclaimed, even if the processes are stopped") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(2);
     memory->write(ring, this_process(), 0, 1);
@@ -276,7 +277,7 @@ TEST("nothing of the living is put back, be they stopped") {
     CHECK_EQ(memory->in(SlotState::reading), 1);
 }
 
-TEST("what a dead process wrote goes back to the writers and what it read to the readers, counted, also of a zombie") {
+TEST("slots that a dead process or a zombie wrote go back to the writers and those it read to the readers, counted") {
     for (const bool zombie : {false, true}) {
         Shared<Memory> memory;
         Ring ring = memory->blocking(3);
@@ -296,13 +297,13 @@ TEST("what a dead process wrote goes back to the writers and what it read to the
         CHECK_EQ(memory->in(SlotState::free), 2);
         const std::int64_t slot = ring.try_take(this_process());
         CHECK_EQ(ring.head(slot).sequence.load(), 1);
-        CHECK(memory->payload(slot).whole());
+        CHECK(memory->payload(slot).intact());
         CHECK_EQ(memory->payload(slot).writer, 5);
         CHECK_EQ(memory->excess(), 0);
     }
 }
 
-TEST("what is returned from a dead reader is the oldest again") {
+TEST("a slot returned from a dead reader is the oldest again") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(4);
     memory->write(ring, this_process(), 0, 1);
@@ -312,7 +313,7 @@ TEST("what is returned from a dead reader is the oldest again") {
     CHECK(memory->drain(ring, this_process()) == Numbers({1, 2}));
 }
 
-TEST("what a process held whose pid another one has now is put back") {
+TEST("slots of a process whose pid was reused are reclaimed") {
     Memory memory{};
     Ring ring = memory.blocking(1);
     CHECK_EQ(ring.try_claim(this_process() - (std::int64_t{1} << pid_bits)), 0);
@@ -320,14 +321,14 @@ TEST("what a process held whose pid another one has now is put back") {
     CHECK_EQ(ring.try_claim(this_process()), 0);
 }
 
-// Race: several survivors put back what one process held.
-//   each slot is put back by one of them  acceptable
-//   by two of them, or by none            FORBIDDEN
-TEST("of several that put back what the dead held each slot is put back by one") {
+// Race: several survivors reclaim the slots of one dead process.
+//   each slot is reclaimed by one of them  acceptable
+//   by two of them, or by none             FORBIDDEN
+TEST("if several processes reap, each slot of a dead process is reclaimed by one of them") {
     constexpr int reapers = 3;
     struct Scene {
         Memory memory;
-        Meeting<reapers> meeting;
+        SpinBarrier<reapers> meeting;
         std::atomic<std::int64_t> reaped;
     };
     for (int i = 0; i < check::times(100); ++i) {
@@ -345,7 +346,7 @@ TEST("of several that put back what the dead held each slot is put back by one")
         std::list<Child> children;
         for (int reaper = 0; reaper < reapers; ++reaper)
             children.emplace_back([&] {
-                scene->meeting.meet();
+                scene->meeting.arrive_and_wait();
                 scene->reaped += ring.reap();
             });
         for (auto &child : children)
@@ -359,7 +360,7 @@ TEST("of several that put back what the dead held each slot is put back by one")
 
 // ---------------------------------------------------------------------------------------------------------- waiting
 
-TEST("a wait for a slot that is there returns it without a system call") {
+TEST("a wait for a slot that is available returns it without a system call") {
     Memory memory{};
     Ring ring = memory.blocking(2);
     CHECK(claim(ring).end == WaitEnd::reached);
@@ -367,7 +368,7 @@ TEST("a wait for a slot that is there returns it without a system call") {
     const WaitResult taken = take(ring);
     CHECK(taken.end == WaitEnd::reached);
     CHECK_EQ(memory.payload(taken.value).number, 1);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
 }
 
 TEST("a wait for a slot ends at its deadline and not before") {
@@ -385,20 +386,20 @@ TEST("a wait for a slot ends at its deadline and not before") {
     }
 }
 
-TEST("a waiter that others are always faster than may look around, and is let go at its deadline") {
+TEST("a waiter whose slots are always taken by others pauses, and times out at its deadline") {
     Memory memory{};
     Ring ring = memory.blocking(1);
     Child peer([] { pause(); });
     const int pidfd = peer.pidfd();
-    // Between the waiter's attempt and its sleep a slot comes, and is gone.
-    kernel::before_poll = [&] { signal_add(memory.control.written, 1); };
+    // Between the waiter's attempt and its sleep a slot is committed and taken by another reader.
+    syscalls::before_poll = [&] { signal_add(memory.control.written, 1); };
     Spin spin(0);
     CHECK(ring.wait_take(this_process(), forever_ns, {&pidfd, 1}, spin).end == WaitEnd::paused);
     CHECK(ring.wait_take(this_process(), now_ns(), {&pidfd, 1}, spin).end == WaitEnd::timed_out);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
 }
 
-TEST("what a process leaves between the waiter's look at the slots and at its peers wins over its death") {
+TEST("a slot committed between the waiter's check of the slots and of its peers takes precedence over the death") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(2);
     Shared<Word> go;
@@ -406,9 +407,9 @@ TEST("what a process leaves between the waiter's look at the slots and at its pe
         const std::int64_t slot = ring.try_claim(this_process());
         while (see(*go) == 0)
             sched_yield();
-        publish(memory->slot[slot].head.state, slot_word(SlotState::ready, 1)); // and no signal: it dies first
+        publish(memory->slot[slot].head.state, slot_word(SlotState::ready, 1)); // without the signal: it dies first
     });
-    kernel::before_poll = [&, first = true]() mutable {
+    syscalls::before_poll = [&, first = true]() mutable {
         if (!std::exchange(first, false))
             return; // dies_within polls too
         publish(*go, 1);
@@ -417,18 +418,18 @@ TEST("what a process leaves between the waiter's look at the slots and at its pe
     await([&] { return memory->in(SlotState::writing) == 1; });
     const int pidfd = writer.pidfd();
     CHECK(take(ring, forever_ns, {&pidfd, 1}).end == WaitEnd::reached);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
 }
 
 namespace {
 
-// Lets a thread wait, acts once it sleeps, and checks that it was the act that woke it.
+// Lets a thread wait, calls `act` once it sleeps, and checks that `act` woke it.
 template <class Wait, class Act> void check_woken(const SignalCell &signal, Wait wait, Act act) {
     std::thread waiter([&] {
         CHECK(wait().end == WaitEnd::reached);
-        CHECK(kernel::last_wait != ETIMEDOUT);
+        CHECK(syscalls::last_wait != ETIMEDOUT);
     });
-    await([&] { return somebody_may_sleep(signal); });
+    await([&] { return waiter_may_sleep(signal); });
     act();
     waiter.join();
 }
@@ -449,7 +450,7 @@ TEST("a release wakes a blocked writer") {
     check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.release(slot); });
 }
 
-TEST("a writer that gives up wakes a blocked writer") {
+TEST("a writer that abandons its slot wakes a blocked writer") {
     Memory memory{};
     Ring ring = memory.blocking(1);
     const std::int64_t slot = ring.try_claim(this_process());
@@ -464,19 +465,19 @@ TEST("a commit to a dropping ring wakes a writer that found every slot held") {
     CHECK_EQ(see(memory.control.lost.dropped), 1);
 }
 
-TEST("a slot that comes between the attempt and the sleep is not slept through") {
+TEST("a slot committed between the attempt and the sleep ends the wait") {
     Memory memory{};
     Ring ring = memory.blocking(2);
-    kernel::before_wait = [&] { memory.write(ring, 1, 0, 1); };
+    syscalls::before_wait = [&] { memory.write(ring, 1, 0, 1); };
     CHECK(take(ring).end == WaitEnd::reached);
-    CHECK_EQ(kernel::last_wait, EAGAIN);
+    CHECK_EQ(syscalls::last_wait, EAGAIN);
 }
 
 TEST("a slot whose writer was killed before its signal is found when the slice ends") {
     Memory memory{};
     Ring ring = memory.blocking(2);
     const std::int64_t slot = ring.try_claim(1);
-    kernel::before_wait = [&] { publish(memory.slot[slot].head.state, slot_word(SlotState::ready, 1)); };
+    syscalls::before_wait = [&] { publish(memory.slot[slot].head.state, slot_word(SlotState::ready, 1)); };
     const std::int64_t begin = now_ns();
     CHECK(take(ring).end == WaitEnd::reached);
     CHECK(now_ns() - begin < second);
@@ -497,7 +498,7 @@ TEST("a blocked writer gets the slot of a process that dies, within a second") {
         });
         await([&] { return see(*held) == 1; });
         std::int64_t killed_ns = 0;
-        kernel::before_wait = [&] {
+        syscalls::before_wait = [&] {
             if (killed_ns == 0)
                 holder.kill(SIGKILL);
             killed_ns = now_ns();
@@ -519,22 +520,22 @@ TEST("a reader gets the slot of a reader that dies, within a second") {
             pause();
     });
     await([&] { return see(*held) == 1; });
-    kernel::before_wait = [&] { holder.kill(SIGKILL); };
+    syscalls::before_wait = [&] { holder.kill(SIGKILL); };
     const std::int64_t begin = now_ns();
     const WaitResult taken = take(ring);
     CHECK(taken.end == WaitEnd::reached);
     CHECK(now_ns() - begin < second);
-    CHECK(memory->payload(taken.value).whole());
+    CHECK(memory->payload(taken.value).intact());
     CHECK_EQ(memory->payload(taken.value).writer, 3);
 }
 
-TEST("a wait for a slot ends within a second of the death of a watched process and says which") {
+TEST("a wait for a slot ends within a second of the death of a watched process and identifies it") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(1);
     for (const bool reads : {true, false}) {
         Child first([] { pause(); }), second_child([] { pause(); });
         const std::array pidfds{first.pidfd(), second_child.pidfd()};
-        kernel::before_wait = [&] { second_child.kill(SIGKILL); };
+        syscalls::before_wait = [&] { second_child.kill(SIGKILL); };
         if (!reads)
             ring.try_claim(this_process());
         const std::int64_t begin = now_ns();
@@ -547,8 +548,8 @@ TEST("a wait for a slot ends within a second of the death of a watched process a
 
 // Race: a process commits a slot and dies at once; another waits for a slot and watches the process.
 //   the slot   acceptable
-//   peer_died  FORBIDDEN    what a process left with its last breath was lost
-TEST("what a process commits with its last breath is never reported as its death") {
+//   peer_died  FORBIDDEN    the last commit of a dead process was lost
+TEST("a commit right before its process's death is never reported as the death") {
     int forbidden = 0;
     for (int i = 0; i < check::times(200); ++i) {
         Shared<Memory> memory;
@@ -573,11 +574,11 @@ TEST("what a process commits with its last breath is never reported as its death
 
 namespace {
 
-// A process long dead. With a pid that nobody has, the question takes no time, and few instructions.
-constexpr std::int64_t nobody = std::int64_t{1} << pid_bits;
+// The identity of a dead process. No process has its pid, so process_alive takes few instructions.
+constexpr std::int64_t no_process = std::int64_t{1} << pid_bits;
 
-// What must hold after a process was killed: after one reap every slot is free or unread, the unread ones are whole, in order
-// and not twice, and each of `before` is there or its loss is counted.
+// The invariants after a process was killed: after one reap every slot is free or unread, the unread ones are untorn,
+// in order and unique, and each of `before` is present or its loss is counted.
 Numbers check_aftermath(Memory &memory, Ring &ring, const Numbers &before) {
     const std::int64_t me = this_process();
     ring.reap();
@@ -611,7 +612,7 @@ TEST("a writer killed at any instruction of claim and commit costs no slot, and 
             memory->write(ring, me, 0, 2);
         },
         [&](std::int64_t process) { memory->write(ring, process, 0, 3); },
-        [&](Stepped &writer, int) {
+        [&](SteppedChild &writer, int) {
             writer.kill();
             const Numbers left = check_aftermath(*memory, ring, {1, 2});
             CHECK(left == Numbers({1, 2}) || left == Numbers({1, 2, 3}));
@@ -633,7 +634,7 @@ TEST("a writer killed at any instruction of a commit that drops the oldest costs
             memory->write(ring, me, 0, 2);
         },
         [&](std::int64_t process) { memory->write(ring, process, 0, 3); },
-        [&](Stepped &writer, int) {
+        [&](SteppedChild &writer, int) {
             writer.kill();
             const Numbers left = check_aftermath(*memory, ring, {1, 2});
             CHECK(left == Numbers({1, 2}) || left == Numbers({1, 2, 3}) || left == Numbers({2, 3}));
@@ -654,19 +655,19 @@ TEST("a writer killed at any instruction of a claim that takes the oldest unread
                 memory->write(ring, me, 0, number);
         },
         [&](std::int64_t process) { ring.try_claim(process); },
-        [&](Stepped &writer, int) {
+        [&](SteppedChild &writer, int) {
             writer.kill();
             const Numbers left = check_aftermath(*memory, ring, {1, 2, 3});
             CHECK(left == Numbers({1, 2, 3}) || left == Numbers({2, 3}));
         });
 }
 
-TEST("a writer killed at any instruction of giving up costs no slot") {
+TEST("a writer killed at any instruction of abandon costs no slot") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(2);
     after_every_change(
         *memory, [&] { memory->wipe(); }, [&](std::int64_t process) { ring.abandon(ring.try_claim(process)); },
-        [&](Stepped &writer, int) {
+        [&](SteppedChild &writer, int) {
             writer.kill();
             CHECK(check_aftermath(*memory, ring, {}).empty());
         });
@@ -685,7 +686,7 @@ TEST("a reader killed at any instruction of take and release costs no slot, and 
                 memory->write(ring, me, 0, number);
         },
         [&](std::int64_t process) { ring.release(ring.try_take(process)); },
-        [&](Stepped &reader, int) {
+        [&](SteppedChild &reader, int) {
             reader.kill();
             const bool finished = memory->in(SlotState::free) == 1;
             const Numbers left = check_aftermath(*memory, ring, {});
@@ -695,7 +696,7 @@ TEST("a reader killed at any instruction of take and release costs no slot, and 
     CHECK(returned > 0);
 }
 
-TEST("one that puts back what the dead held can be killed at any instruction: the next one finishes") {
+TEST("a process killed at any instruction of reap costs no slot: the next reap finishes") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(3);
     const std::int64_t me = this_process();
@@ -704,11 +705,11 @@ TEST("one that puts back what the dead held can be killed at any instruction: th
         [&] {
             memory->wipe();
             memory->write(ring, me, 0, 1);
-            ring.try_take(nobody);
-            ring.try_claim(nobody);
+            ring.try_take(no_process);
+            ring.try_claim(no_process);
         },
         [&](std::int64_t) { ring.reap(); },
-        [&](Stepped &reaper, int) {
+        [&](SteppedChild &reaper, int) {
             reaper.kill();
             CHECK(check_aftermath(*memory, ring, {1}) == Numbers({1}));
             const std::int64_t counted = see(memory->control.lost.abandoned) + see(memory->control.taken.returned);
@@ -716,10 +717,10 @@ TEST("one that puts back what the dead held can be killed at any instruction: th
         });
 }
 
-// A reader is held at an instruction of its search while a writer commits three slots, which lie in one order or another.
-//   nothing, or the first  acceptable
+// A reader is stopped at an instruction of its search while a writer commits three slots, at positions in any order.
+//   no slot, or the first  acceptable
 //   a later one            FORBIDDEN    its writer's order is broken
-TEST("a reader held at any instruction never takes a later slot of a writer before an earlier one") {
+TEST("a reader stopped at any instruction never takes a later slot of a writer before an earlier one") {
     Shared<Memory> memory;
     Shared<Word> taken;
     Ring ring = memory->blocking(4);
@@ -736,7 +737,7 @@ TEST("a reader held at any instruction never takes a later slot of a writer befo
                 const std::int64_t slot = ring.try_take(process);
                 publish(*taken, slot < 0 ? 0 : ring.head(slot).sequence.load(std::memory_order_relaxed));
             },
-            [&](Stepped &reader) {
+            [&](SteppedChild &reader) {
                 for (const int slot : order)
                     ring.commit(slot);
                 CHECK_EQ(reader.finish(), 0);
@@ -744,10 +745,11 @@ TEST("a reader held at any instruction never takes a later slot of a writer befo
             });
 }
 
-// A writer is held at an instruction while another one writes and a reader reads; then it goes on. It holds one slot at most.
-//   all counts are exact, as many are unread as the limit says  acceptable
-//   a slot lost, a count wrong, more dropped than needed        FORBIDDEN
-TEST("a writer held at any instruction neither stops the others nor spoils a count") {
+// A writer is stopped at an instruction while another one writes and a reader reads; then it continues. It holds one
+// slot at most.
+//   all counts are exact, the number of unread slots is the limit  acceptable
+//   a slot lost, a count wrong, more dropped than needed           FORBIDDEN
+TEST("a writer stopped at any instruction neither blocks the others nor makes a count wrong") {
     Shared<Memory> memory;
     Ring ring = memory->dropping(5);
     const std::int64_t me = this_process();
@@ -762,7 +764,7 @@ TEST("a writer held at any instruction neither stops the others nor spoils a cou
             memory->payload(slot).number = -1;
             ring.commit(slot);
         },
-        [&](Stepped &writer) {
+        [&](SteppedChild &writer) {
             for (std::int64_t number = 4; number <= 6; ++number)
                 memory->write(ring, me, 0, number);
             CHECK(memory->read(ring, me) != 0);
@@ -774,12 +776,12 @@ TEST("a writer held at any instruction neither stops the others nor spoils a cou
             CHECK_EQ(memory->in(SlotState::ready), 3);
             CHECK_EQ(memory->in(SlotState::free), 2);
             Numbers left = memory->drain(ring, me);
-            std::erase(left, -1); // the held one's
+            std::erase(left, -1); // the stopped writer's
             CHECK(std::ranges::is_sorted(left));
         });
 }
 
-TEST("one that puts back what the dead held, held itself at any instruction, does not do again what another did") {
+TEST("a process stopped at any instruction of reap does not reclaim again what another process reclaimed") {
     Shared<Memory> memory;
     Ring ring = memory->blocking(3);
     const std::int64_t me = this_process();
@@ -787,11 +789,11 @@ TEST("one that puts back what the dead held, held itself at any instruction, doe
         [&] {
             memory->wipe();
             memory->write(ring, me, 0, 1);
-            ring.try_take(nobody);
-            ring.try_claim(nobody);
+            ring.try_take(no_process);
+            ring.try_claim(no_process);
         },
         [&](std::int64_t) { ring.reap(); },
-        [&](Stepped &reaper) {
+        [&](SteppedChild &reaper) {
             ring.reap();
             const std::int64_t slot = ring.try_take(me);
             CHECK_EQ(memory->payload(slot).number, 1);
@@ -809,7 +811,7 @@ TEST("one that puts back what the dead held, held itself at any instruction, doe
 
 namespace {
 
-// Race: writers fill and commit, now and then give up; readers take, check and release.
+// Race: writers fill and commit, and sometimes abandon; readers take, check and release.
 //   each commit is read once, or dropped and counted; each reader sees each writer's in order  acceptable
 //   torn, twice, out of order, lost without a count                                            FORBIDDEN
 template <int writers> struct Race {
@@ -821,7 +823,7 @@ template <int writers> struct Race {
     std::array<std::array<std::atomic<std::uint8_t>, each + 1>, writers> seen;
 
     void write(Ring ring, int writer) {
-        Rng dice(static_cast<std::uint64_t>(writer));
+        Rng rng(static_cast<std::uint64_t>(writer));
         const std::int64_t me = this_process();
         Spin spin(default_spin_limit_ns());
         for (std::int64_t number = 1; number <= each; ++number) {
@@ -829,7 +831,7 @@ template <int writers> struct Race {
             while (claimed.end == WaitEnd::paused)
                 claimed = ring.wait_claim(me, forever_ns, {}, spin);
             memory.payload(claimed.value).fill(writer, number);
-            if (dice.between(0, 99) == 0) {
+            if (rng.between(0, 99) == 0) {
                 ring.abandon(claimed.value);
                 ++given_up;
                 --number;
@@ -844,13 +846,13 @@ template <int writers> struct Race {
         Spin spin(default_spin_limit_ns());
         std::array<std::int64_t, writers> last{};
         for (bool over = false; !over;) {
-            over = writing == 0; // before the attempt: what comes later is found by it
+            over = writing == 0; // loaded before the attempt, which then finds all commits
             const WaitResult taken = ring.wait_take(me, now_ns() + 10 * ms, {}, spin);
             if (taken.end != WaitEnd::reached)
                 continue;
             over = false;
             const Payload &payload = memory.payload(taken.value);
-            if (payload.whole() && payload.number <= each) {
+            if (payload.intact() && payload.number <= each) {
                 std::int64_t &previous = last[static_cast<std::size_t>(payload.writer)];
                 disordered += payload.number <= previous;
                 previous = payload.number;
@@ -861,7 +863,7 @@ template <int writers> struct Race {
             ring.release(taken.value);
         }
     }
-    void verdict(Ring ring) {
+    void check_results(Ring ring) {
         CHECK_EQ(torn.load(), 0);
         CHECK_EQ(disordered.load(), 0);
         std::int64_t once = 0, more = 0;
@@ -889,7 +891,7 @@ template <int writers> struct Race {
             threads.emplace_back([=, this] { read(ring); });
         for (auto &thread : threads)
             thread.join();
-        verdict(ring);
+        check_results(ring);
     }
     void run_processes(Ring ring, int readers) {
         writing = writers;
@@ -900,19 +902,19 @@ template <int writers> struct Race {
             children.emplace_back([=, this] { read(ring); });
         for (auto &child : children)
             CHECK_EQ(child.join(), 0);
-        verdict(ring);
+        check_results(ring);
     }
 };
 
 } // namespace
 
-TEST("in a blocking ring every commit of threads is read once, whole and in its writer's order") {
+TEST("in a blocking ring every commit of threads is read once, untorn and in its writer's order") {
     Shared<Race<3>> race;
     race->run_threads(race->memory.blocking(4), 2);
     CHECK_EQ(see(race->memory.control.lost.dropped), 0);
 }
 
-TEST("in a blocking ring every commit of processes is read once, whole and in its writer's order") {
+TEST("in a blocking ring every commit of processes is read once, untorn and in its writer's order") {
     Shared<Race<3>> race;
     race->run_processes(race->memory.blocking(4), 2);
     CHECK_EQ(see(race->memory.control.lost.dropped), 0);
@@ -941,35 +943,35 @@ TEST("in a dropping ring with more writers than slots the counts are exact") {
 
 // Race: two writers commit at once to a ring that has room for one unread slot.
 //   one is dropped      acceptable
-//   none is             FORBIDDEN    neither saw the other's, and more than the limit is unread
-//   both are            FORBIDDEN    each dropped the other's
-TEST("of two commits at once that are one too many one is dropped") {
+//   none is dropped     FORBIDDEN    neither saw the other's, and more than the limit is unread
+//   both are dropped    FORBIDDEN    each dropped the other's
+TEST("of two commits at once that exceed the limit by one, exactly one is dropped") {
     struct Scene {
         Memory memory;
-        alignas(64) Meeting<2> begin;
-        alignas(64) Meeting<2> end;
+        alignas(64) SpinBarrier<2> begin;
+        alignas(64) SpinBarrier<2> end;
     };
     constexpr int rounds = check::times(160'000);
     Shared<Scene> scene;
     Ring ring = scene->memory.dropping(3);
     const std::int64_t me = this_process();
-    const auto commit_one = [&](Rng &dice) {
+    const auto commit_one = [&](Rng &rng) {
         const std::int64_t slot = ring.try_claim(me);
-        scene->begin.meet();
-        for (std::int64_t pause = dice.between(0, 30); pause > 0; --pause) // some luck in who comes first
+        scene->begin.arrive_and_wait();
+        for (std::int64_t pause = rng.between(0, 30); pause > 0; --pause) // varies which comes first
             see(scene->memory.control.taken.waited);
         ring.commit(slot);
-        scene->end.meet();
+        scene->end.arrive_and_wait();
     };
     std::thread other([&] {
-        Rng dice(1);
+        Rng rng(1);
         for (int round = 0; round < rounds; ++round)
-            commit_one(dice);
+            commit_one(rng);
     });
-    Rng dice(2);
+    Rng rng(2);
     int forbidden = 0;
     for (int round = 0; round < rounds; ++round) {
-        commit_one(dice);
+        commit_one(rng);
         forbidden += scene->memory.in(SlotState::ready) != 1;
         scene->memory.drain(ring, me);
     }
@@ -979,8 +981,8 @@ TEST("of two commits at once that are one too many one is dropped") {
 
 namespace {
 
-// Writers and readers that are killed and replaced. Each incarnation of a writer has a number, and notes what it committed.
-struct Massacre {
+// Writers and readers that are killed and replaced. Each incarnation of a writer has a number and records its commits.
+struct RandomKills {
     static constexpr int incarnations = 260;
     static constexpr int each = 20'000;
     Memory memory;
@@ -1004,7 +1006,7 @@ struct Massacre {
     }
     void check(std::int64_t slot) {
         const Payload &payload = memory.payload(slot);
-        if (payload.whole() && payload.number <= each && payload.writer < incarnations)
+        if (payload.intact() && payload.number <= each && payload.writer < incarnations)
             ++seen[static_cast<std::size_t>(payload.writer)][static_cast<std::size_t>(payload.number)];
         else
             ++torn;
@@ -1022,7 +1024,7 @@ struct Massacre {
 
     void run(Ring ring, std::uint64_t seed) {
         constexpr int writers = 3, readers = 2, kills = check::times(250);
-        Rng dice(seed);
+        Rng rng(seed);
         std::array<std::optional<Child>, writers + readers> cast;
         int incarnation = 0, killed_readers = 0;
         const auto enter = [&](int member) {
@@ -1037,9 +1039,9 @@ struct Massacre {
         for (int member = 0; member < writers + readers; ++member)
             enter(member);
         for (int kill = 0; kill < kills; ++kill) {
-            dawdle(dice.between(0, 1500) * 1000);
-            const auto member = static_cast<int>(dice.between(0, writers + readers - 1));
-            cast[static_cast<std::size_t>(member)].reset(); // kills and collects
+            busy_wait(rng.between(0, 1500) * 1000);
+            const auto member = static_cast<int>(rng.between(0, writers + readers - 1));
+            cast[static_cast<std::size_t>(member)].reset(); // kills the child and waits for it
             killed_readers += member >= writers;
             enter(member);
         }
@@ -1063,7 +1065,7 @@ struct Massacre {
                 read += times > 0;
             }
         CHECK(read > 0);
-        CHECK(again <= killed_readers); // it was killed between its check and its release
+        CHECK(again <= killed_readers); // killed between the check and the release
         CHECK(lost <= see(memory.control.lost.dropped) + see(memory.control.lost.abandoned));
         if (see(memory.control.lost.dropped) == 0)
             CHECK_EQ(lost, 0);
@@ -1077,17 +1079,17 @@ struct Massacre {
 } // namespace
 
 TEST("writers and readers killed at random instants cost a blocking ring no slot and no commit") {
-    Shared<Massacre> massacre;
+    Shared<RandomKills> massacre;
     massacre->run(massacre->memory.blocking(6), 21);
     CHECK_EQ(see(massacre->memory.control.lost.dropped), 0);
 }
 
 TEST("writers and readers killed at random instants cost a dropping ring no slot, and what is lost is counted") {
-    Shared<Massacre> massacre;
+    Shared<RandomKills> massacre;
     massacre->run(massacre->memory.dropping(6), 22);
 }
 
-TEST("a stopped reader keeps its slot as it is and holds up nobody in a dropping ring") {
+TEST("a stopped reader keeps its slot unchanged and blocks no other process in a dropping ring") {
     Shared<Memory> memory;
     Ring ring = memory->dropping(5);
     const std::int64_t me = this_process();
@@ -1097,7 +1099,7 @@ TEST("a stopped reader keeps its slot as it is and holds up nobody in a dropping
         const std::int64_t slot = ring.try_take(this_process());
         publish(*taken, 1 + slot);
         raise(SIGSTOP);
-        CHECK(memory->payload(slot).whole());
+        CHECK(memory->payload(slot).intact());
         CHECK_EQ(memory->payload(slot).number, 1);
         ring.release(slot);
     });
@@ -1117,7 +1119,7 @@ TEST("a stopped reader keeps its slot as it is and holds up nobody in a dropping
     CHECK_EQ(memory->excess(), 0);
 }
 
-TEST("readers and writers stopped at random instants spoil nothing") {
+TEST("readers and writers stopped at random instants cause no torn slot and no wrong count") {
     Shared<Race<2>> race;
     Ring ring = race->memory.dropping(6);
     race->writing = 2;
@@ -1126,14 +1128,14 @@ TEST("readers and writers stopped at random instants spoil nothing") {
         children.emplace_back([=, &race] { race->write(ring, writer); });
     for (int reader = 0; reader < 2; ++reader)
         children.emplace_back([=, &race] { race->read(ring); });
-    Rng dice(31);
+    Rng rng(31);
     for (int i = 0; i < check::times(200); ++i)
         for (Child &child : children) {
             child.kill(SIGSTOP);
-            dawdle(dice.between(0, 200) * 1000);
+            busy_wait(rng.between(0, 200) * 1000);
             child.kill(SIGCONT);
         }
     for (auto &child : children)
         CHECK_EQ(child.join(), 0);
-    race->verdict(ring);
+    race->check_results(ring);
 }

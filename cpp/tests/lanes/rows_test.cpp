@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "support/check.hpp"
-#include "sync/copy.hpp"
 #include "support/processes.hpp"
+#include "sync/copy.hpp"
 #include "sync/words.hpp"
 
 using namespace memlane;
@@ -19,16 +19,16 @@ namespace {
 constexpr std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t highest = std::numeric_limits<std::int64_t>::max();
 
-// One field in memory that is exactly as long as its rows need, so that AddressSanitizer sees a step outside.
+// One field in memory of exactly the size of its rows, so that AddressSanitizer detects an access outside.
 struct Column {
     std::size_t lead, stride, row_bytes;
     std::vector<std::byte> memory;
 
-    Column(Rng &dice, std::size_t rows, std::size_t width)
-        : lead(static_cast<std::size_t>(dice.between(0, 7))),
-          stride(width + static_cast<std::size_t>(dice.between(0, 1) * dice.between(0, 70))), row_bytes(width),
+    Column(Rng &rng, std::size_t rows, std::size_t width)
+        : lead(static_cast<std::size_t>(rng.between(0, 7))),
+          stride(width + static_cast<std::size_t>(rng.between(0, 1) * rng.between(0, 70))), row_bytes(width),
           memory(rows == 0 ? 0 : lead + (rows - 1) * stride + row_bytes) {
-        dice.fill(memory);
+        rng.fill(memory);
     }
     Field field() { return {memory.data() + (memory.empty() ? 0 : lead), stride, row_bytes}; }
     std::byte *row(std::size_t i) { return memory.data() + lead + i * stride; }
@@ -48,28 +48,28 @@ struct Case {
     }
 };
 
-Case random_case(Rng &dice, bool distinct) {
-    // Every width with a copy of its own, their neighbours, none at all, and more than the prefetch reaches.
+Case random_case(Rng &rng, bool distinct) {
+    // Every width with a specialised copy, their neighbours, 0, and more than the prefetch covers.
     constexpr std::array<std::size_t, 24> widths{0,  1,  2,  3,  4,  5,  7,   8,   9,   12,  15,  16,
                                                  17, 31, 32, 33, 63, 64, 100, 127, 128, 129, 513, 4097};
     Case one;
-    one.rows = static_cast<std::size_t>(dice.between(1, 200));
-    const auto batch = static_cast<std::size_t>(dice.between(0, distinct ? static_cast<std::int64_t>(one.rows) : 400));
+    one.rows = static_cast<std::size_t>(rng.between(1, 200));
+    const auto batch = static_cast<std::size_t>(rng.between(0, distinct ? static_cast<std::int64_t>(one.rows) : 400));
     if (distinct) {
         one.indices.resize(one.rows);
         std::iota(one.indices.begin(), one.indices.end(), 0);
-        std::shuffle(one.indices.begin(), one.indices.end(), dice.engine());
+        std::shuffle(one.indices.begin(), one.indices.end(), rng.engine());
         one.indices.resize(batch);
     } else {
         one.indices.resize(batch);
         for (auto &index : one.indices)
-            index = dice.between(0, static_cast<std::int64_t>(one.rows) - 1);
+            index = rng.between(0, static_cast<std::int64_t>(one.rows) - 1);
     }
-    one.threads = static_cast<int>(dice.between(-1, 5));
-    for (std::int64_t k = dice.between(0, 5); k > 0; --k) {
-        const std::size_t width = widths[static_cast<std::size_t>(dice.between(0, widths.size() - 1))];
-        one.table.emplace_back(dice, one.rows, width);
-        one.batch.emplace_back(dice, batch, width);
+    one.threads = static_cast<int>(rng.between(-1, 5));
+    for (std::int64_t k = rng.between(0, 5); k > 0; --k) {
+        const std::size_t width = widths[static_cast<std::size_t>(rng.between(0, widths.size() - 1))];
+        one.table.emplace_back(rng, one.rows, width);
+        one.batch.emplace_back(rng, batch, width);
     }
     return one;
 }
@@ -84,9 +84,9 @@ std::vector<std::vector<std::byte>> memories(const std::vector<Column> &columns)
 } // namespace
 
 TEST("gather equals a plain loop for any widths, strides, fields and threads, and touches nothing else") {
-    Rng dice(11);
+    Rng rng(11);
     for (int i = 0; i < check::times(600); ++i) {
-        Case one = random_case(dice, false);
+        Case one = random_case(rng, false);
         auto expected = one.batch;
         for (std::size_t k = 0; k < one.table.size(); ++k)
             for (std::size_t row = 0; row < one.indices.size(); ++row)
@@ -100,9 +100,9 @@ TEST("gather equals a plain loop for any widths, strides, fields and threads, an
 }
 
 TEST("scatter equals a plain loop for any widths, strides, fields and threads, and touches nothing else") {
-    Rng dice(12);
+    Rng rng(12);
     for (int i = 0; i < check::times(600); ++i) {
-        Case one = random_case(dice, true);
+        Case one = random_case(rng, true);
         auto expected = one.table;
         for (std::size_t k = 0; k < one.table.size(); ++k)
             for (std::size_t row = 0; row < one.indices.size(); ++row)
@@ -152,18 +152,18 @@ TEST("the first index outside the rows is found, and a negative one is outside")
     CHECK_EQ(found({highest}, highest), 0);
 }
 
-TEST("the first index outside the rows is found wherever it stands among many") {
-    Rng dice(13);
+TEST("the first index outside the rows is found at any position among many") {
+    Rng rng(13);
     for (int i = 0; i < 2'000; ++i) {
-        const std::int64_t rows = dice.between(1, 50);
-        std::vector<std::int64_t> indices(static_cast<std::size_t>(dice.between(0, 100)));
+        const std::int64_t rows = rng.between(1, 50);
+        std::vector<std::int64_t> indices(static_cast<std::size_t>(rng.between(0, 100)));
         for (auto &index : indices)
-            index = dice.between(0, rows - 1);
+            index = rng.between(0, rows - 1);
         std::int64_t expected = -1;
-        for (std::int64_t bad = dice.between(0, 2); bad > 0 && !indices.empty(); --bad) {
-            const std::int64_t at = dice.between(0, static_cast<std::int64_t>(indices.size()) - 1);
-            const std::int64_t distance = dice.between(0, 9);
-            indices[static_cast<std::size_t>(at)] = dice.between(0, 1) == 0 ? -1 - distance : rows + distance;
+        for (std::int64_t bad = rng.between(0, 2); bad > 0 && !indices.empty(); --bad) {
+            const std::int64_t at = rng.between(0, static_cast<std::int64_t>(indices.size()) - 1);
+            const std::int64_t distance = rng.between(0, 9);
+            indices[static_cast<std::size_t>(at)] = rng.between(0, 1) == 0 ? -1 - distance : rows + distance;
             expected = expected < 0 ? at : std::min(expected, at);
         }
         CHECK_EQ(first_out_of_range(indices, rows), expected);
@@ -173,10 +173,11 @@ TEST("the first index outside the rows is found wherever it stands among many") 
 namespace {
 
 // Race: a writer overwrites rows of two fields under their words (claim, scatter, publish) while others gather batches
-// and ask afterwards, as a replay buffer does. A row's word is even when the row is whole and only grows.
-//   row refused                           acceptable
-//   row blessed, both fields of its word  acceptable
-//   row blessed, anything else in it      FORBIDDEN    torn
+// and check the words afterwards, as a replay buffer does. A row's word is even when the row is complete and only
+// grows.
+//   row rejected                           acceptable
+//   row accepted, both fields of its word  acceptable
+//   row accepted, anything else in it      FORBIDDEN    torn
 struct Replay {
     static constexpr std::size_t rows = 256, narrow = 16, wide = 1500, batch = 256;
     std::array<Word, rows> words;
@@ -191,7 +192,7 @@ struct Replay {
     static std::byte mark(std::int64_t word) { return static_cast<std::byte>(word / 2); }
 
     void write() {
-        Rng dice(4);
+        Rng rng(4);
         std::array<std::byte, narrow> new_narrow;
         std::array<std::byte, wide> new_wide;
         const std::array<Field, 2> fresh{Field{new_narrow.data(), narrow, narrow},
@@ -204,18 +205,18 @@ struct Replay {
             new_wide.fill(mark(seen + 2));
             scatter(fresh, {&row, 1}, fields(), 1);
             publish(word, seen + 2);
-            dawdle(dice.between(0, 5'000) * check::slowdown); // or hardly any row would stay as it was for a batch
+            busy_wait(rng.between(0, 5'000) * check::slowdown); // otherwise hardly any row would be unchanged during a batch
         }
     }
 
     void sample(std::uint64_t seed, int threads) {
-        Rng dice(seed);
+        Rng rng(seed);
         std::vector<std::byte> out_narrow(batch * narrow), out_wide(batch * wide);
         const std::array<Field, 2> out{Field{out_narrow.data(), narrow, narrow}, Field{out_wide.data(), wide, wide}};
         std::vector<std::int64_t> indices(batch), seen(batch);
         while (!over) {
             for (std::size_t i = 0; i < batch; ++i) {
-                indices[i] = dice.between(0, rows - 1);
+                indices[i] = rng.between(0, rows - 1);
                 seen[i] = see(words[static_cast<std::size_t>(indices[i])]);
             }
             gather(fields(), indices, out, threads);
@@ -225,14 +226,15 @@ struct Replay {
                     continue;
                 }
                 ++blessed;
-                const auto whole = [expected = mark(seen[i])](std::byte byte) { return byte == expected; };
-                torn += !std::all_of(&out_narrow[i * narrow], &out_narrow[i * narrow] + narrow, whole) ||
-                        !std::all_of(&out_wide[i * wide], &out_wide[i * wide] + wide, whole);
+                const auto matches = [expected = mark(seen[i])](std::byte byte) { return byte == expected; };
+                torn += !std::all_of(&out_narrow[i * narrow], &out_narrow[i * narrow] + narrow, matches) ||
+                        !std::all_of(&out_wide[i * wide], &out_wide[i * wide] + wide, matches);
             }
         }
     }
 
-    // Until both acceptable outcomes were seen often; the time limit is for a machine that runs one thread at a time.
+    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a
+    // time.
     void watch() {
         for (const std::int64_t end = now_ns() + 8 * second; now_ns() < end; usleep(1000))
             if (torn > 0 || (blessed > check::times(50'000) && refused > check::times(4'000)))
@@ -240,7 +242,7 @@ struct Replay {
         over = true;
     }
 
-    void judge() {
+    void check_results() {
         CHECK_EQ(torn.load(), 0);
         CHECK(blessed > 0);
         CHECK(refused > 0);
@@ -256,7 +258,7 @@ TEST("a gathered row whose word is unchanged is never torn while a writer overwr
     replay->watch();
     sampler.join();
     CHECK_EQ(writer.join(), 0);
-    replay->judge();
+    replay->check_results();
 }
 
 TEST("a row gathered by a pool of threads whose word is unchanged is never torn while a thread overwrites rows") {
@@ -266,5 +268,5 @@ TEST("a row gathered by a pool of threads whose word is unchanged is never torn 
     replay->watch();
     sampler.join();
     writer.join();
-    replay->judge();
+    replay->check_results();
 }

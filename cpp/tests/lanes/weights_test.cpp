@@ -5,42 +5,43 @@
 #include <thread>
 #include <vector>
 
-#include "support/check.hpp"
 #include "os/clock.hpp"
-#include "support/syscalls.hpp"
 #include "os/process.hpp"
+#include "support/check.hpp"
 #include "support/processes.hpp"
 #include "support/single_steps.hpp"
+#include "support/syscalls.hpp"
 
 using namespace memlane;
 
 namespace {
 
-// Weights that check themselves: the first word is a stamp, and every other one follows from it and its place.
+// Weights that can be checked for tears: the first word is a stamp, and every other word is a function of it and its
+// position.
 constexpr std::size_t words = 48;
 using Block = std::array<std::int64_t, words>;
 constexpr std::int64_t torn = -1;
 
-std::int64_t followed(std::int64_t stamp, std::size_t place) {
-    return stamp * 1'000'003 ^ static_cast<std::int64_t>(place) * 0x9E3779B97F4A7C15;
+std::int64_t expected_word(std::int64_t stamp, std::size_t position) {
+    return stamp * 1'000'003 ^ static_cast<std::int64_t>(position) * 0x9E3779B97F4A7C15;
 }
 
 Block stamped(std::int64_t stamp) {
     Block block;
     block[0] = stamp;
     for (std::size_t i = 1; i < words; ++i)
-        block[i] = followed(stamp, i);
+        block[i] = expected_word(stamp, i);
     return block;
 }
 
 std::int64_t stamp_of(const Block &block) {
     for (std::size_t i = 1; i < words; ++i)
-        if (block[i] != followed(block[0], i))
+        if (block[i] != expected_word(block[0], i))
             return torn;
     return block[0];
 }
 
-// A block in three parts that are not in order, as the tensors of a state dict are.
+// A block in three parts that are not in the order of their offsets, like the tensors of a state dict.
 std::array<Part, 3> parts_of(Block &block) {
     const auto part = [&](std::size_t begin, std::size_t end) {
         return Part{begin * 8, reinterpret_cast<std::byte *>(&block[begin]), (end - begin) * 8};
@@ -99,7 +100,7 @@ TEST("before the first publication a read finds version 0 and copies nothing") {
     CHECK_EQ(block[words - 1], 7);
 }
 
-TEST("what is published is read, whole and with its version") {
+TEST("a read returns the published content, untorn and with its version") {
     Memory<3> memory{};
     for (std::int64_t version = 1; version <= 50; ++version) {
         CHECK_EQ(memory.publish(1000 + version), version);
@@ -113,12 +114,12 @@ TEST("what is published is read, whole and with its version") {
 TEST("some parts can be published and read without the others") {
     Memory<2> memory{};
     memory.publish(1);
-    Block given = stamped(2), found{};
-    const auto source = parts_of(given), target = parts_of(found);
+    Block published = stamped(2), found{};
+    const auto source = parts_of(published), target = parts_of(found);
     CHECK_EQ(memory.weights().publish(this_process(), std::span(source).first(1)), 2);
     CHECK_EQ(memory.weights().read(std::span(target).first(1)), 2);
-    CHECK_EQ(found[20], given[20]);
-    CHECK_EQ(found[words - 1], given[words - 1]);
+    CHECK_EQ(found[20], published[20]);
+    CHECK_EQ(found[words - 1], published[words - 1]);
     CHECK_EQ(found[19], 0);
 }
 
@@ -132,7 +133,7 @@ TEST("the latest buffer is never the one that is written next") {
     }
 }
 
-TEST("with one writer a buffer rests for as many publications as there are other buffers") {
+TEST("with one writer and n buffers a version is not overwritten by the next n - 1 publications") {
     Memory<4> memory{};
     std::vector<int> used;
     for (int i = 0; i < 20; ++i) {
@@ -143,7 +144,7 @@ TEST("with one writer a buffer rests for as many publications as there are other
     }
 }
 
-TEST("a writer is refused when living writers fill every buffer but the latest, and readers notice nothing") {
+TEST("a publication fails if live writers fill every buffer but the latest, and readers are not affected") {
     Memory<3> memory{};
     memory.publish(5);
     for (int buffer = 0; buffer < 3; ++buffer)
@@ -165,13 +166,13 @@ TEST("buffers that dead writers were filling are used again") {
     CHECK_EQ(memory.read().stamp, 7);
 }
 
-TEST("what a writer published and died before it could mark is read, and not overwritten while it is the latest") {
+TEST("a version whose writer died before the mark is read, and not overwritten while it is the latest") {
     Memory<3> memory{};
     memory.publish(5);
     const int buffer = memory.latest_buffer();
     memory.control.state[buffer] = dead_process();
     CHECK_EQ(memory.read().stamp, 5);
-    for (int i = 0; i < 2; ++i) { // the others are busy: were it nobody's, it would be taken
+    for (int i = 0; i < 2; ++i) { // all other buffers are claimed: if this one could be claimed, it would be
         memory.control.state[(buffer + 1) % 3] = this_process();
         memory.control.state[(buffer + 2) % 3] = this_process();
         CHECK_EQ(memory.publish(6), -1);
@@ -179,28 +180,28 @@ TEST("what a writer published and died before it could mark is read, and not ove
     memory.control.state[(buffer + 1) % 3] = 0;
     CHECK_EQ(memory.publish(6), 2);
     CHECK_EQ(memory.publish(7), 3);
-    CHECK_EQ(memory.latest_buffer(), buffer); // not the latest any more, so it was used again
+    CHECK_EQ(memory.latest_buffer(), buffer); // no longer the latest, so it was used again
     CHECK_EQ(memory.read().stamp, 7);
 }
 
-TEST("what a living writer published and has not marked yet is read") {
+TEST("a version that its live writer has not marked yet is read") {
     Memory<3> memory{};
     memory.publish(5);
     memory.control.state[memory.latest_buffer()] = this_process();
     CHECK_EQ(memory.read().version, 1);
     CHECK_EQ(memory.read().stamp, 5);
     CHECK_EQ(memory.publish(6), 2);
-    CHECK_EQ(memory.publish(7), 3); // with one buffer less
+    CHECK_EQ(memory.publish(7), 3); // with one buffer fewer
     CHECK_EQ(memory.read().stamp, 7);
 }
 
-TEST("a publication wakes who waits for it") {
+TEST("a publication wakes a waiter") {
     Memory<3> memory{};
     std::thread waiter([&] {
         Spin spin(0);
         while (signal_wait(memory.control.latest, std::int64_t{1} << 8, forever_ns, {}, spin).end != WaitEnd::reached) {
         }
-        CHECK(kernel::last_wait != ETIMEDOUT);
+        CHECK(syscalls::last_wait != ETIMEDOUT);
         CHECK_EQ(memory.read().stamp, 9);
     });
     await([&] { return (memory.control.latest.gate.load() & 1u) != 0; });
@@ -213,10 +214,10 @@ TEST("a publication wakes who waits for it") {
 #if defined(MEMLANE_STEPPED)
 
 // A writer is killed, and its successors at the same instruction, with no publication in between.
-//   the next writer publishes, readers see whole versions  acceptable
-//   the next writer is refused                             FORBIDDEN    the dead keep their buffers
-//   a torn read                                            FORBIDDEN
-TEST("writers killed at any instruction, more of them than buffers, keep nobody from publishing or reading") {
+//   the next writer publishes, readers see untorn versions  acceptable
+//   the next writer finds no buffer                         FORBIDDEN    dead writers keep their buffers
+//   a torn read                                             FORBIDDEN
+TEST("writers killed at any instruction, more of them than buffers, do not prevent publishing or reading") {
     Shared<Memory<3>> memory;
     Block block = stamped(200);
     const auto parts = parts_of(block);
@@ -228,10 +229,10 @@ TEST("writers killed at any instruction, more of them than buffers, keep nobody 
             memory->publish(100);
         },
         body,
-        [&](Stepped &writer, int at) {
+        [&](SteppedChild &writer, int at) {
             writer.kill();
             for (int successor = 0; successor < 3; ++successor)
-                Stepped(body, at).kill();
+                SteppedChild(body, at).kill();
             const Seen left = memory->read();
             CHECK(left.stamp == 100 || left.stamp == 200);
             CHECK_EQ(left.version > 1, left.stamp == 200);
@@ -243,10 +244,10 @@ TEST("writers killed at any instruction, more of them than buffers, keep nobody 
         });
 }
 
-// A writer is held at an instruction while another one publishes; then it goes on.
-//   both publish, each version is there once  acceptable
-//   refused, torn, a version twice            FORBIDDEN
-TEST("a writer held at any instruction holds up neither another writer nor readers") {
+// A writer is stopped at an instruction while another one publishes; then it continues.
+//   both publish, each version exists once    acceptable
+//   no buffer, torn, a version twice          FORBIDDEN
+TEST("a writer stopped at any instruction delays neither another writer nor readers") {
     Shared<Memory<3>> memory;
     Shared<Word> version;
     Block block = stamped(200);
@@ -259,7 +260,7 @@ TEST("a writer held at any instruction holds up neither another writer nor reade
             *version = 0;
         },
         [&](std::int64_t process) { publish(*version, memory->weights().publish(process, parts)); },
-        [&](Stepped &writer) {
+        [&](SteppedChild &writer) {
             std::int64_t last = memory->read().version;
             for (int more = 1; more <= 5; ++more) {
                 const std::int64_t mine = memory->publish(300 + more, me);
@@ -269,7 +270,7 @@ TEST("a writer held at any instruction holds up neither another writer nor reade
                 CHECK_EQ(memory->read().stamp, 300 + more);
             }
             int forbidden = 0;
-            while (writer.step()) { // wherever it takes itself to be: what others published stays whole
+            while (writer.step()) { // at each instruction, the published version must stay untorn
                 const Seen seen = memory->read();
                 forbidden += seen.version < last || (seen.stamp != 305 && seen.stamp != 200);
                 last = seen.version;
@@ -286,16 +287,16 @@ TEST("a writer held at any instruction holds up neither another writer nor reade
         });
 }
 
-// A reader is held at an instruction while a writer publishes once or more; then it goes on.
-//   the version before, or one of the later ones, whole  acceptable
-//   anything else                                        FORBIDDEN
-TEST("a reader held at any instruction reads one whole version whatever is published meanwhile") {
+// A reader is stopped at an instruction while a writer publishes once or more; then it continues.
+//   the version before, or one of the later ones, untorn  acceptable
+//   anything else                                         FORBIDDEN
+TEST("a reader stopped at any instruction reads one untorn version whatever is published meanwhile") {
     Shared<Memory<3>> memory;
     Shared<Word> version;
     Shared<Block> block;
     const std::int64_t me = this_process();
     const auto parts = parts_of(*block);
-    for (std::int64_t publications = 2; publications <= 3; ++publications) // the last of three goes where the reader is
+    for (std::int64_t publications = 2; publications <= 3; ++publications) // the last of three overwrites the reader's buffer
         at_every_instruction(
             [&] {
                 memory->wipe();
@@ -303,7 +304,7 @@ TEST("a reader held at any instruction reads one whole version whatever is publi
                 *version = 0;
             },
             [&](std::int64_t) { publish(*version, memory->weights().read(parts)); },
-            [&](Stepped &reader) {
+            [&](SteppedChild &reader) {
                 for (std::int64_t more = 1; more <= publications; ++more)
                     memory->publish(1 + more, me);
                 CHECK_EQ(reader.finish(), 0);
@@ -318,17 +319,18 @@ TEST("a reader held at any instruction reads one whole version whatever is publi
 
 namespace {
 
-// Race: writers publish as fast as they can, readers read as fast as they can. A version is one content for everybody.
-//   a whole version, not older than the reader's last one       acceptable
+// Race: writers publish as fast as they can, readers read as fast as they can. All readers of a version see the same
+// content.
+//   an untorn version, not older than the reader's last one     acceptable
 //   torn, older, another content than its writer published      FORBIDDEN
-//   a refused publication while buffers > writers               FORBIDDEN
+//   a failed publication while buffers > writers                FORBIDDEN
 template <int writers, int buffers> struct Race {
     static constexpr int each = check::slowdown == 1 ? 200'000 : check::times(80'000);
     Memory<buffers> memory;
     alignas(64) std::atomic<int> at_work;
     std::atomic<int> torn_reads, older, others, refused;
     std::atomic<std::int64_t> reads;
-    std::array<Word, each * writers + 1> stamps; // by version: what its writer says of it
+    std::array<Word, each * writers + 1> stamps; // by version: the stamp that its writer published
 
     void write(int writer) {
         const std::int64_t me = this_process();
@@ -361,7 +363,7 @@ template <int writers, int buffers> struct Race {
             others += stamps[static_cast<std::size_t>(seen.version)] != seen.stamp;
         reads += static_cast<std::int64_t>(all.size());
     }
-    void verdict() {
+    void check_results() {
         CHECK_EQ(torn_reads.load(), 0);
         CHECK_EQ(older.load(), 0);
         CHECK_EQ(others.load(), 0);
@@ -378,7 +380,7 @@ template <int writers, int buffers> struct Race {
             threads.emplace_back([this] { read(); });
         for (auto &thread : threads)
             thread.join();
-        verdict();
+        check_results();
     }
     void run_processes(int readers) {
         at_work = writers;
@@ -389,33 +391,33 @@ template <int writers, int buffers> struct Race {
             children.emplace_back([this] { read(); });
         for (auto &child : children)
             CHECK_EQ(child.join(), 0);
-        verdict();
+        check_results();
     }
 };
 
 } // namespace
 
-TEST("readers in threads see whole versions of one writer, never an older one than before") {
+TEST("readers in threads see untorn versions of one writer, never an older one than before") {
     Shared<Race<1, 3>>()->run_threads(3);
 }
 
-TEST("readers in processes see whole versions of one writer, never an older one than before") {
+TEST("readers in processes see untorn versions of one writer, never an older one than before") {
     Shared<Race<1, 3>>()->run_processes(3);
 }
 
 TEST("two buffers are enough for one writer") { Shared<Race<1, 2>>()->run_processes(2); }
 
-TEST("two writers in threads make each version once and are never refused") {
+TEST("two writers in threads publish each version once and never fail") {
     Shared<Race<2, 3>>()->run_threads(2);
 }
 
-TEST("two writers in processes make each version once and are never refused") {
+TEST("two writers in processes publish each version once and never fail") {
     Shared<Race<2, 3>>()->run_processes(2);
 }
 
 namespace {
 
-// A reader that runs until it is told to stop and counts what it must not see.
+// A reader that runs until `over` and counts forbidden outcomes.
 struct Watched {
     Memory<3> memory;
     alignas(64) std::atomic<bool> over;
@@ -435,10 +437,10 @@ struct Watched {
 
 } // namespace
 
-TEST("writers killed at random instants leave whole versions and room for the next writer") {
+TEST("writers killed at random instants leave untorn versions and a buffer for the next writer") {
     Shared<Watched> watched;
     Child reader([&] { watched->read(); });
-    Rng dice(11);
+    Rng rng(11);
     const std::int64_t me = this_process();
     std::int64_t last = 0;
     for (int i = 0; i < check::times(80); ++i) {
@@ -449,7 +451,7 @@ TEST("writers killed at random instants leave whole versions and room for the ne
                 for (std::int64_t stamp = 1;; ++stamp)
                     watched->memory.publish(stamp, process);
             });
-        dawdle(dice.between(0, 1500) * 1000);
+        busy_wait(rng.between(0, 1500) * 1000);
         for (auto &writer : writers)
             writer.kill(SIGKILL);
         for (auto &writer : writers)
@@ -466,28 +468,28 @@ TEST("writers killed at random instants leave whole versions and room for the ne
     CHECK(watched->reads > 0);
 }
 
-TEST("a reader stopped at random instants never holds up the writer and never returns a mixture") {
+TEST("a reader stopped at random instants never delays the writer and never returns a mixture of versions") {
     Shared<Watched> watched;
     watched->memory.publish(1);
     Child reader([&] { watched->read(); });
-    Rng dice(12);
+    Rng rng(12);
     const std::int64_t me = this_process();
     for (int i = 0; i < check::times(600); ++i) {
-        dawdle(dice.between(0, 400) * 1000);
+        busy_wait(rng.between(0, 400) * 1000);
         reader.kill(SIGSTOP);
-        for (std::int64_t stamp = dice.between(1, 5); stamp > 0; --stamp)
+        for (std::int64_t stamp = rng.between(1, 5); stamp > 0; --stamp)
             CHECK(watched->memory.publish(stamp, me) > 0);
         reader.kill(SIGCONT);
     }
     for (int i = 0; i < 10'000 && watched->reads == 0; ++i)
-        dawdle(1'000'000); // on a busy machine it may not have had a core until now
+        busy_wait(1'000'000); // on a busy machine the reader may not have run until now
     watched->over = true;
     CHECK_EQ(reader.join(), 0);
     CHECK_EQ(watched->forbidden.load(), 0);
     CHECK(watched->reads > 0);
 }
 
-TEST("a writer stopped at random instants holds up neither another writer nor readers") {
+TEST("a writer stopped at random instants delays neither another writer nor readers") {
     Shared<Watched> watched;
     Child reader([&] { watched->read(); });
     Child writer([&] {
@@ -495,12 +497,12 @@ TEST("a writer stopped at random instants holds up neither another writer nor re
         for (std::int64_t stamp = 1; !watched->over; ++stamp)
             CHECK(watched->memory.publish(stamp, process) > 0);
     });
-    Rng dice(13);
+    Rng rng(13);
     const std::int64_t me = this_process();
     for (int i = 0; i < check::times(600); ++i) {
-        dawdle(dice.between(0, 400) * 1000);
+        busy_wait(rng.between(0, 400) * 1000);
         writer.kill(SIGSTOP);
-        for (std::int64_t stamp = dice.between(1, 5); stamp > 0; --stamp)
+        for (std::int64_t stamp = rng.between(1, 5); stamp > 0; --stamp)
             CHECK(watched->memory.publish(stamp, me) > 0);
         writer.kill(SIGCONT);
     }

@@ -12,7 +12,7 @@ using namespace memlane;
 
 namespace {
 
-// A process whose life hangs on `guardian`, which is not its parent: as under forkserver.
+// A process with a lifeline to `guardian`, which is not its parent: as under forkserver.
 Child tied_to(const Child &guardian, Word &tied, std::int64_t grace_ns, void (*first)() = [] {}) {
     return Child([&guardian, &tied, grace_ns, first] {
         first();
@@ -25,7 +25,7 @@ Child tied_to(const Child &guardian, Word &tied, std::int64_t grace_ns, void (*f
 
 } // namespace
 
-TEST("a process dies of SIGTERM within a second of the death of the one that it is tied to") {
+TEST("a process dies of SIGTERM within a second of the death of the process that it is tied to") {
     Shared<Word> tied;
     Child guardian([] { pause(); });
     Child worker = tied_to(guardian, *tied, 10 * second);
@@ -36,7 +36,7 @@ TEST("a process dies of SIGTERM within a second of the death of the one that it 
     CHECK_EQ(worker.join(), -SIGTERM);
 }
 
-TEST("a process that does not heed SIGTERM is killed when the grace is over") {
+TEST("a process that ignores SIGTERM is killed when the grace period is over") {
     Shared<Word> tied;
     Child guardian([] { pause(); });
     Child worker = tied_to(guardian, *tied, 200 * ms, [] { signal(SIGTERM, SIG_IGN); });
@@ -47,7 +47,7 @@ TEST("a process that does not heed SIGTERM is killed when the grace is over") {
     CHECK_EQ(worker.join(), -SIGKILL);
 }
 
-TEST("a process that ends by itself takes its tied ones along") {
+TEST("a process that exits by itself also ends the processes tied to it") {
     Shared<Word> tied;
     Child guardian([&] {
         while (see(*tied) == 0)
@@ -58,12 +58,12 @@ TEST("a process that ends by itself takes its tied ones along") {
     CHECK(worker.dies_within(second));
 }
 
-TEST("a process that ties itself to a dead one dies") {
+TEST("a process that ties itself to a dead process dies") {
     Shared<Word> tied;
     Child guardian([] {});
     guardian.join();
     Child worker = tied_to(guardian, *tied, 10 * second);
-    CHECK(worker.dies_within(5 * second)); // its own start included
+    CHECK(worker.dies_within(5 * second)); // including its own start
     CHECK_EQ(worker.join(), -SIGTERM);
 }
 
@@ -84,14 +84,14 @@ TEST("a lifeline holds after the descriptor that it was tied with is closed") {
     CHECK(worker.dies_within(second));
 }
 
-TEST("the thread that watches leaves the process's signals to others") {
+TEST("the watching thread handles none of the process's signals") {
     Child guardian([] { pause(); });
     sigset_t one, pending;
     sigemptyset(&one);
     sigaddset(&one, SIGUSR1);
     tie_lifeline(guardian.pidfd(), 60 * second);
     pthread_sigmask(SIG_BLOCK, &one, nullptr);
-    kill(getpid(), SIGUSR1); // would end the process on any thread that takes it
+    kill(getpid(), SIGUSR1); // would end the process on any thread that does not block it
     usleep(50'000);
     sigpending(&pending);
     CHECK_EQ(sigismember(&pending, SIGUSR1), 1);
@@ -114,6 +114,6 @@ TEST("tying a lifeline leaves the caller's signal mask as it was") {
     CHECK_EQ(worker.join(), 0);
 }
 
-TEST("a lifeline to something that is no descriptor is an error") {
+TEST("a lifeline to something that is not a file descriptor is an error") {
     CHECK_THROWS(std::system_error, tie_lifeline(-1, second));
 }

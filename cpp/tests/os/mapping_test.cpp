@@ -48,7 +48,7 @@ class File {
     int fd;
 };
 
-// As the mapping shows it; through volatile because the memory changes under the compiler's eyes.
+// The bytes of the mapping; read through volatile because other mappings change the memory.
 std::vector<std::byte> shown(const Mapping &mapping) {
     std::vector<std::byte> content(mapping.bytes());
     for (std::size_t i = 0; i < content.size(); ++i)
@@ -65,11 +65,11 @@ int error_of(int fd, std::size_t offset, std::size_t bytes, bool writeable) {
     }
 }
 
-// What kills a process that writes one byte there.
-int death_by_writing(std::byte *place) {
-    return Child([place] {
+// The result of a child that writes one byte at `address`: minus the signal that killed it.
+int death_by_writing(std::byte *address) {
+    return Child([address] {
                signal(SIGSEGV, SIG_DFL); // a sanitizer's handler would turn the signal into an exit code
-               *static_cast<volatile std::byte *>(place) = std::byte{1};
+               *static_cast<volatile std::byte *>(address) = std::byte{1};
            })
         .join();
 }
@@ -78,10 +78,10 @@ int death_by_writing(std::byte *place) {
 
 TEST("a mapping at any offset shows exactly its bytes of the file") {
     const File file(5 * page);
-    Rng dice(3);
+    Rng rng(3);
     for (int i = 0; i < 300; ++i) {
-        const auto offset = static_cast<std::size_t>(dice.between(0, static_cast<std::int64_t>(4 * page)));
-        const auto bytes = static_cast<std::size_t>(dice.between(0, static_cast<std::int64_t>(5 * page - offset)));
+        const auto offset = static_cast<std::size_t>(rng.between(0, static_cast<std::int64_t>(4 * page)));
+        const auto bytes = static_cast<std::size_t>(rng.between(0, static_cast<std::int64_t>(5 * page - offset)));
         const Mapping mapping(file.fd, offset, bytes, i % 2 == 0);
         CHECK_EQ(mapping.bytes(), bytes);
         CHECK(shown(mapping) == file.read(offset, bytes));
@@ -157,7 +157,7 @@ TEST("a mapping outlives the descriptor that it was made from") {
     CHECK_EQ(static_cast<int>(mapping.data()[1]), 1);
 }
 
-TEST("closing a mapping is a statement and unmaps nothing") {
+TEST("closing a mapping marks it as closed and unmaps nothing") {
     const File file(page);
     Mapping mapping(file.fd, 0, page, true);
     CHECK_EQ(mapping.closed(), false);
@@ -212,7 +212,7 @@ TEST("retiring one mapping changes neither the file nor another mapping of the s
         CHECK_EQ(static_cast<int>(other.data()[i]), static_cast<int>(File::at(i)));
 }
 
-TEST("what is written through a retired mapping reaches nobody") {
+TEST("what is written through a retired mapping is not seen by others") {
     const File file(page);
     const Mapping other(file.fd, 0, page, true);
     Mapping mapping(file.fd, 0, page, true);
@@ -231,35 +231,35 @@ TEST("what others write does not show through a retired mapping") {
     CHECK(shown(mapping) == std::vector<std::byte>(page, std::byte{0xFF}));
 }
 
-// Race: one thread holds a stale view and reads while another retires the mapping. The kernel does the reading, so that
-// a hole shows as EFAULT instead of a crash.
+// Race: one thread holds a stale view and reads while another retires the mapping. The reading is done by the kernel,
+// so that an unmapped page shows as EFAULT instead of a crash.
 //   any byte  acceptable   old, new or poison: the lease is over
 //   EFAULT    FORBIDDEN    for a moment nothing was mapped there
-TEST("a stale read that races a retirement never finds a hole") {
+TEST("a stale read during a retirement never finds an unmapped page") {
     const File file(page), sink(page);
     constexpr int rounds = check::times(6'000);
     std::atomic<std::byte *> stale = nullptr;
     std::atomic<bool> retired = false;
-    Meeting<2> begin, end; // the mapping may go only when the reader has let go
+    SpinBarrier<2> begin, end; // the mapping may be destroyed only when the reader has finished
     int holes = 0;
     std::thread reader([&] {
         for (int round = 0; round < rounds; ++round) {
-            begin.meet();
+            begin.arrive_and_wait();
             while (!retired)
                 holes += syscall(SYS_pwrite64, sink.fd, stale.load(), 1, 0) != 1;
-            end.meet();
+            end.arrive_and_wait();
         }
     });
-    Rng dice(31);
+    Rng rng(31);
     for (int round = 0; round < rounds; ++round) {
         Mapping mapping(file.fd, 0, page, true);
         stale = mapping.data();
         retired = false;
-        begin.meet();
-        dawdle(dice.between(0, 2'000));
+        begin.arrive_and_wait();
+        busy_wait(rng.between(0, 2'000));
         mapping.retire();
         retired = true;
-        end.meet();
+        end.arrive_and_wait();
     }
     reader.join();
     CHECK_EQ(holes, 0);

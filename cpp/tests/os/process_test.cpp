@@ -16,10 +16,10 @@ using namespace memlane;
 
 namespace {
 
-// What a child says of itself, and the child, which lives until it is killed.
-class Living {
+// A child that lives until it is killed, and its identity as it sees it itself.
+class LiveProcess {
   public:
-    Living() : child_([this] {
+    LiveProcess() : child_([this] {
         publish(*word_, this_process());
         for (;;)
             pause();
@@ -46,7 +46,7 @@ char state_letter(pid_t pid) {
 
 } // namespace
 
-TEST("a process is its pid and its start time in one number above zero") {
+TEST("a process identity is its pid and its start time in one number above zero") {
     const std::int64_t word = this_process();
     CHECK(word > 0);
     CHECK_EQ(word & ((1 << pid_bits) - 1), getpid());
@@ -73,7 +73,7 @@ TEST("a forked child is another process") {
     CHECK_EQ(child.join(), 0);
 }
 
-TEST("a process stays who it is when its name looks like the line that it is read from") {
+TEST("the identity of a process is right when its name looks like a line of /proc/PID/stat") {
     const std::int64_t word = this_process();
     for (const char *name : {"a b) Z 1 1 (c", ")", "((", ") X", ""}) {
         prctl(PR_SET_NAME, name);
@@ -83,63 +83,63 @@ TEST("a process stays who it is when its name looks like the line that it is rea
 }
 
 TEST("a stopped process is alive") {
-    Living living;
-    living.child().kill(SIGSTOP);
-    await([&] { return state_letter(living.child().pid()) == 'T'; });
-    CHECK(process_alive(living.word()));
+    LiveProcess live;
+    live.child().kill(SIGSTOP);
+    await([&] { return state_letter(live.child().pid()) == 'T'; });
+    CHECK(process_alive(live.word()));
 }
 
 TEST("a zombie is dead") {
-    Living living;
-    living.child().kill(SIGKILL);
-    CHECK(living.child().dies_within(30 * second));
-    CHECK(state_letter(living.child().pid()) == 'Z');
-    CHECK(!process_alive(living.word()));
+    LiveProcess live;
+    live.child().kill(SIGKILL);
+    CHECK(live.child().dies_within(30 * second));
+    CHECK(state_letter(live.child().pid()) == 'Z');
+    CHECK(!process_alive(live.word()));
 }
 
-TEST("a process that was collected is dead") {
-    Living living;
-    living.child().kill(SIGKILL);
-    living.child().join();
-    CHECK(!process_alive(living.word()));
+TEST("a process that was waited for is dead") {
+    LiveProcess live;
+    live.child().kill(SIGKILL);
+    live.child().join();
+    CHECK(!process_alive(live.word()));
 }
 
-TEST("a process whose pid another one has now is dead") {
-    Living living;
+TEST("a process whose pid was reused is dead") {
+    LiveProcess live;
     const std::int64_t tick = std::int64_t{1} << pid_bits;
-    CHECK(process_alive(living.word()));
-    CHECK(!process_alive(living.word() - tick));
-    CHECK(!process_alive(living.word() + tick));
+    CHECK(process_alive(live.word()));
+    CHECK(!process_alive(live.word() - tick));
+    CHECK(!process_alive(live.word() + tick));
 }
 
-TEST("no process is never alive") {
+TEST("identities that no process can have are dead") {
     CHECK(!process_alive(0));
     CHECK(!process_alive(std::int64_t{1} << pid_bits)); // a start time and pid 0
-    CHECK(!process_alive((std::int64_t{1} << pid_bits) - 1)); // the largest pid, which the kernel does not give out
+    CHECK(!process_alive((std::int64_t{1} << pid_bits) - 1)); // the largest pid, which the kernel does not assign
 }
 
-TEST("a process that is out of file descriptors takes nobody for dead") {
-    Living living;
-    Living killed;
+TEST("a process without a free file descriptor considers no live process dead") {
+    LiveProcess live;
+    LiveProcess killed;
     killed.child().kill(SIGKILL);
     killed.child().join();
-    const std::int64_t mine = this_process();
+    const std::int64_t me = this_process();
     rlimit usual{};
     getrlimit(RLIMIT_NOFILE, &usual);
     const rlimit none{0, usual.rlim_max};
     setrlimit(RLIMIT_NOFILE, &none);
     CHECK_EQ(open("/dev/null", O_RDONLY), -1);
-    CHECK(process_alive(living.word()));
-    CHECK(process_alive(mine));
-    CHECK(!process_alive(killed.word())); // nobody has its pid: that can be known without a descriptor
-#if !defined(__SANITIZE_ADDRESS__) // whose companion needs a descriptor to look at an exception
-    // Under a number with no start time in it, everybody else would take it for dead.
+    CHECK(process_alive(live.word()));
+    CHECK(process_alive(me));
+    CHECK(!process_alive(killed.word())); // no process has its pid: kill() shows that without a descriptor
+#if !defined(__SANITIZE_ADDRESS__) // it needs a file descriptor to handle an exception
+    // With an identity without start time, all other processes would consider this one dead.
     Child([] { CHECK_THROWS(std::system_error, this_process()); }).join();
 #endif
     setrlimit(RLIMIT_NOFILE, &usual);
 }
 
-TEST("a process whose first thread has ended is alive until the last one has") {
+TEST("a process whose first thread has ended is alive until its last thread has ended") {
     Shared<Word> word, go_on;
     Child child([&] {
         publish(*word, this_process());
@@ -157,10 +157,10 @@ TEST("a process whose first thread has ended is alive until the last one has") {
     CHECK(!process_alive(see(*word)));
 }
 
-// Race: a process whose threads store as fast as they can is killed, while another one asks whether it is alive.
-//   alive, and it stores                 acceptable
-//   dead, and nothing changes any more   acceptable
-//   dead, and then a store               FORBIDDEN    what it held could be somebody else's by then
+// Race: a process whose threads store as fast as they can is killed, while another process checks whether it is alive.
+//   alive, and it stores              acceptable
+//   dead, and no store after that     acceptable
+//   dead, and then a store            FORBIDDEN    its slots could belong to another process by then
 TEST("a killed process is not dead before its last thread has stopped") {
     constexpr int threads = 4;
     struct Counters {

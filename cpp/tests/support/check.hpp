@@ -1,8 +1,8 @@
-// A small test harness: a test is a sentence and a body.
+// A small test harness: a test has a sentence as its name, and a body.
 //
-// Each test runs in a forked process of its own, so a crash, a hang or a sanitizer's verdict fails that test and no
-// other, and every test begins with one thread (which forking under ThreadSanitizer needs). A test goes on after a
-// CHECK that failed.
+// Each test runs in its own forked process, so a crash, a hang or a sanitizer's report fails that test and no other,
+// and every test begins with one thread (which forking under ThreadSanitizer needs). A test continues after a failed
+// CHECK.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct Test {
 
 std::vector<Test> &tests();
 
-// How many checks have failed in this process.
+// The number of failed checks in this process.
 extern std::atomic<int> failures;
 
 void fail(const char *file, int line, const std::string &what);
@@ -30,7 +30,7 @@ struct Registered {
     Registered(const char *sentence, void (*body)()) { tests().push_back({sentence, body}); }
 };
 
-// Sanitizers make everything slower; races are run as often as fits into the same minute.
+// Sanitizers make everything slower; races are repeated as often as fits into the same minute.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr int slowdown = 8;
 #elif defined(__SANITIZE_ADDRESS__)

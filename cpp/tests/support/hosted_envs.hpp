@@ -1,4 +1,4 @@
-// Environments of a test's own under a host, over memory that ends where it must.
+// A host for the environments of tests, over buffers between guard pages.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +18,15 @@
 #include "envs/host.hpp"
 #include "support/processes.hpp"
 
-// Of this process, by operator new (host_test.cpp). Sanitizers have one of their own, which finds more than this one.
+// Allocations of this process, counted by operator new in host_test.cpp. Not under sanitizers, which replace operator
+// new themselves.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define COUNTS_ALLOCATIONS
 extern std::atomic<std::int64_t> allocations;
 extern std::atomic<std::size_t> largest_allocation;
 #endif
 
-// Zeros between two pages that nobody may touch: right before the one behind, or right after the one in front.
+// Zeroed memory between two guard pages: it ends at the one behind, or begins after the one in front.
 enum class Fence { behind, in_front };
 
 class Fenced {
@@ -59,24 +60,24 @@ class Fenced {
 };
 
 inline memlane_field field(std::int32_t dtype, std::initializer_list<std::int32_t> shape = {}, const char *name = nullptr) {
-    memlane_field made{};
-    made.name = name;
-    made.dtype = dtype;
-    made.num_dims = static_cast<std::int32_t>(shape.size());
-    std::copy(shape.begin(), shape.end(), made.shape);
-    return made;
+    memlane_field field{};
+    field.name = name;
+    field.dtype = dtype;
+    field.num_dims = static_cast<std::int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), field.shape);
+    return field;
 }
 
 inline memlane_field choices(double low, double high, std::initializer_list<std::int32_t> shape = {}) {
-    memlane_field made = field(MEMLANE_INT64, shape);
-    made.kind = MEMLANE_DISCRETE;
-    made.low = low, made.high = high;
-    return made;
+    memlane_field choice = field(MEMLANE_INT64, shape);
+    choice.kind = MEMLANE_DISCRETE;
+    choice.low = low, choice.high = high;
+    return choice;
 }
 
-// A host with its buffers, begun.
+// A host with its buffers, initialised and reset.
 class Hosted {
-    std::vector<Fenced> memory_; // before the host, which looks into it until its end
+    std::vector<Fenced> memory_; // before the host, which uses it until its end
     Fence fence_;
 
   public:
@@ -99,7 +100,7 @@ class Hosted {
     template <class T> T *last_infos(std::size_t of = 0) const { return at<T>(host.buffers().final_infos, of); }
     template <class T = std::int64_t> T *actions(std::size_t of = 0) const { return at<T>(host.buffers().actions, of); }
 
-    // Bit by bit: everything that either of them holds.
+    // Whether all buffers of both are equal, bit by bit.
     bool same_as(const Hosted &other) const {
         if (memory_.size() != other.memory_.size())
             return false;
@@ -124,10 +125,10 @@ class Hosted {
         const auto envs = static_cast<std::size_t>(num_envs);
         const std::size_t rows = envs * static_cast<std::size_t>(std::max(spec.num_agents, 1));
         const auto fields = [&](const memlane_field *of, std::int32_t count) {
-            std::vector<void *> made;
+            std::vector<void *> arrays;
             for (std::int32_t i = 0; i < count; ++i)
-                made.push_back(zeros<std::byte>(rows, memlane::row_bytes(of[i])));
-            return made;
+                arrays.push_back(zeros<std::byte>(rows, memlane::row_bytes(of[i])));
+            return arrays;
         };
         return {zeros<std::byte>(envs, spec.state_bytes),
                 zeros<std::uint64_t>(envs),
@@ -152,8 +153,8 @@ class Hosted {
     }
 };
 
-// Something that the spec allows, for every row.
-inline void choose_actions(const Hosted &hosted, Rng &dice) {
+// Random actions that the spec allows, for every row.
+inline void choose_actions(const Hosted &hosted, Rng &rng) {
     const memlane_spec &spec = hosted.host.spec();
     const std::size_t rows =
         static_cast<std::size_t>(hosted.host.num_envs()) * static_cast<std::size_t>(std::max(spec.num_agents, 1));
@@ -164,10 +165,10 @@ inline void choose_actions(const Hosted &hosted, Rng &dice) {
         for (std::size_t i = 0; i < rows * each; ++i) {
             const double low = of.lows ? of.lows[i % each] : of.low, high = of.highs ? of.highs[i % each] : of.high;
             if (of.kind == MEMLANE_DISCRETE)
-                hosted.actions(where)[i] = dice.between(static_cast<std::int64_t>(low), static_cast<std::int64_t>(high));
-            else // the only other type that environments of memlane's own and of these tests have
+                hosted.actions(where)[i] = rng.between(static_cast<std::int64_t>(low), static_cast<std::int64_t>(high));
+            else // float: the only other type of action in memlane's environments and in these tests
                 hosted.actions<float>(where)[i] =
-                    static_cast<float>(low + (high - low) * static_cast<double>(dice.between(0, 1000)) / 1000);
+                    static_cast<float>(low + (high - low) * static_cast<double>(rng.between(0, 1000)) / 1000);
         }
     }
 }

@@ -25,13 +25,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "support/check.hpp"
 #include "os/clock.hpp"
+#include "support/check.hpp"
 
 inline constexpr std::int64_t ms = 1'000'000;
 inline constexpr std::int64_t second = 1'000'000'000;
 
-// A zeroed T that forked children share with this process.
+// A zeroed T in memory that this process shares with its forked children.
 template <class T> class Shared {
   public:
     Shared() {
@@ -51,7 +51,8 @@ template <class T> class Shared {
     T *value_;
 };
 
-// A forked child. A CHECK that fails in it makes its exit code 1; it does not outlive the object or this process.
+// A forked child. A CHECK that fails in it makes its exit code 1. It is killed with the object, and dies with this
+// process.
 class Child {
   public:
     template <class Body> explicit Child(Body body) {
@@ -93,7 +94,7 @@ class Child {
         pollfd ended{pidfd_, POLLIN, 0};
         return poll(&ended, 1, static_cast<int>(nanoseconds / ms)) == 1;
     }
-    // Collects it. The exit code, or minus the number of the signal that killed it.
+    // Waits for its end. Returns the exit code, or minus the number of the signal that killed it.
     int join() {
         int status = 0;
         waitpid(pid_, &status, 0);
@@ -107,34 +108,34 @@ class Child {
     bool joined_ = false;
 };
 
-// Keeps the core busy for a while: sleeping would take far longer than the moments that races are about.
-inline void dawdle(std::int64_t nanoseconds) {
+// Waits without sleeping: a sleep would take far longer than the windows of the races under test.
+inline void busy_wait(std::int64_t nanoseconds) {
     for (const std::int64_t end = memlane::now_ns() + nanoseconds; memlane::now_ns() < end;) {
     }
 }
 
-// Looks at `condition` until it holds. A test whose condition never comes is ended by the harness.
+// Polls until `condition` holds. The harness ends a test whose condition never holds.
 template <class Condition> void await(Condition condition) {
     while (!condition())
         usleep(100);
 }
 
-// Where `parties` threads or processes wait for each other, awake, so that they leave together.
-template <int parties> class Meeting {
+// A barrier for `parties` threads or processes that spin, so that they continue at the same time.
+template <int parties> class SpinBarrier {
   public:
-    void meet() {
+    void arrive_and_wait() {
         const std::int64_t mine = arrived_.fetch_add(1) + 1;
         const std::int64_t all = (mine + parties - 1) / parties * parties;
-        for (int looks = 0; arrived_.load() < all; ++looks)
-            if (looks % 1000 == 999)
-                sched_yield(); // the one we wait for may need this core
+        for (int spins = 0; arrived_.load() < all; ++spins)
+            if (spins % 1000 == 999)
+                sched_yield(); // the awaited party may need this core
     }
 
   private:
     std::atomic<std::int64_t> arrived_{0};
 };
 
-// The same numbers in every run: a failure can be run again.
+// Random numbers from a fixed seed: a failure can be reproduced.
 class Rng {
   public:
     explicit Rng(std::uint64_t seed) : engine_(seed) {}

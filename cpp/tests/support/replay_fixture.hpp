@@ -1,4 +1,4 @@
-// A replay in memory of its own, rows that check themselves, and streams whose every step follows from its place.
+// A replay in the test's own memory, rows that can be checked for tears, and streams whose steps are known in advance.
 #pragma once
 
 #include <algorithm>
@@ -6,69 +6,70 @@
 #include <cstring>
 #include <vector>
 
-#include "support/check.hpp"
-#include "os/process.hpp"
-#include "support/processes.hpp"
 #include "lanes/replay.hpp"
 #include "lanes/sampler.hpp"
+#include "os/process.hpp"
+#include "support/check.hpp"
+#include "support/processes.hpp"
 
-// What is seen at a step of an episode of a stream: words that follow from these three and their place.
-struct Seen {
+// The observation at a step of an episode of a stream. The words of `rest` are a function of these three and their
+// position, so a torn observation is detected.
+struct Observation {
     std::int64_t stream, episode, step;
     std::array<std::int64_t, 5> rest;
 
-    static std::int64_t followed(std::int64_t stream, std::int64_t episode, std::int64_t step, std::size_t place) {
+    static std::int64_t expected_word(std::int64_t stream, std::int64_t episode, std::int64_t step, std::size_t position) {
         const auto mixed = (static_cast<std::uint64_t>(stream) * 1'000'003 + static_cast<std::uint64_t>(episode)) * 1'000'003 +
                            static_cast<std::uint64_t>(step) * 31;
-        return static_cast<std::int64_t>(mixed * 0x9E3779B97F4A7C15 ^ static_cast<std::uint64_t>(place + 1) * 0xBF58476D1CE4E5B9);
+        return static_cast<std::int64_t>(mixed * 0x9E3779B97F4A7C15 ^ static_cast<std::uint64_t>(position + 1) * 0xBF58476D1CE4E5B9);
     }
     void fill(std::int64_t of_stream, std::int64_t of_episode, std::int64_t at_step) {
         stream = of_stream;
         episode = of_episode;
         step = at_step;
         for (std::size_t i = 0; i < rest.size(); ++i)
-            rest[i] = followed(stream, episode, step, i);
+            rest[i] = expected_word(stream, episode, step, i);
     }
-    bool whole() const {
+    bool intact() const {
         for (std::size_t i = 0; i < rest.size(); ++i)
-            if (rest[i] != followed(stream, episode, step, i))
+            if (rest[i] != expected_word(stream, episode, step, i))
                 return false;
         return true;
     }
-    bool is(const Seen &of, std::int64_t at_step) const {
-        return whole() && stream == of.stream && episode == of.episode && step == at_step;
+    bool is(const Observation &of, std::int64_t at_step) const {
+        return intact() && stream == of.stream && episode == of.episode && step == at_step;
     }
 };
-static_assert(sizeof(Seen) == 64);
+static_assert(sizeof(Observation) == 64);
 
-// How an episode goes: so many steps, then one of three ends.
+// The length and the end of each episode of every stream.
 inline std::int64_t length_of(std::int64_t episode) { return 1 + episode * 7 % 11; }
 enum class End { terminated, terminated_without_final, truncated };
 inline End end_of(std::int64_t episode) { return static_cast<End>(episode % 3); }
 
 struct Row {
-    Seen seen;
+    Observation observation;
     float reward; // the step's number
     std::uint8_t terminated, truncated;
-    std::uint16_t nothing;
+    std::uint16_t padding;
 
     bool ended() const { return terminated || truncated; }
 };
 static_assert(sizeof(Row) == 72);
 
-// One environment: its next row, and what is seen after it.
+// One environment: `next` returns its next row, and at the end of an episode sets the final observation.
 struct Environment {
     std::int64_t stream = 0, episode = 0, step = 0;
 
     Row next(Row &final) {
         Row row{};
-        row.seen.fill(stream, episode, step);
+        row.observation.fill(stream, episode, step);
         row.reward = static_cast<float>(step);
         final = {};
         if (++step == length_of(episode)) {
             row.terminated = end_of(episode) != End::truncated;
             row.truncated = end_of(episode) == End::truncated;
-            final.seen.fill(stream, episode, step);
+            final.observation.fill(stream, episode, step);
             ++episode;
             step = 0;
         }
@@ -83,16 +84,16 @@ inline std::vector<Environment> environments(std::int64_t count, std::int64_t fi
     return all;
 }
 
-// Of streams, or of rows that stand for themselves (`loose`).
-template <std::int64_t most> struct ReplayMemoryFor {
+// The memory of a replay with streams (`replay`) or without (`unlinked`), of at most `max_capacity` rows.
+template <std::int64_t max_capacity> struct ReplayMemoryFor {
     static constexpr std::size_t stride_bytes = sizeof(memlane::RowHead) + sizeof(Row);
     memlane::ReplayControl control;
-    alignas(64) std::array<std::byte, stride_bytes * most> rows;
-    alignas(64) std::array<std::byte, most * 9 + 512> tree;
-    std::array<std::int64_t, 8> newest; // of each stream
+    alignas(64) std::array<std::byte, stride_bytes * max_capacity> rows;
+    alignas(64) std::array<std::byte, max_capacity * 9 + 512> tree;
+    std::array<std::int64_t, 8> newest; // per stream: the sequence number of its last row
 
     memlane::Replay replay(std::int64_t capacity, bool prioritised = false, memlane::Limit limit = {}, bool linked = true) {
-        CHECK(capacity <= most && memlane::SumTree::bytes(capacity) <= sizeof tree);
+        CHECK(capacity <= max_capacity && memlane::SumTree::bytes(capacity) <= sizeof tree);
         if (prioritised)
             control.priority.highest = 1;
         return {reinterpret_cast<std::byte *>(&control), rows.data(), prioritised ? tree.data() : nullptr,
@@ -103,10 +104,10 @@ template <std::int64_t most> struct ReplayMemoryFor {
                  .transition = {1, 2, 3, false},
                  .limit = limit}};
     }
-    memlane::Replay loose(std::int64_t capacity, bool prioritised = false, memlane::Limit limit = {}) {
+    memlane::Replay unlinked(std::int64_t capacity, bool prioritised = false, memlane::Limit limit = {}) {
         return replay(capacity, prioritised, limit, false);
     }
-    // All that a replay of at most this capacity can have used.
+    // Zeroes everything that a replay of at most this capacity can have used.
     void wipe(std::int64_t capacity, bool prioritised = false) {
         std::memset(static_cast<void *>(&control), 0, sizeof control);
         std::memset(rows.data(), 0, stride_bytes * static_cast<std::size_t>(capacity));
@@ -119,30 +120,30 @@ template <std::int64_t most> struct ReplayMemoryFor {
 
 using ReplayMemory = ReplayMemoryFor<128>;
 
-// Rows that are ready to be added, of streams if `newest` is given: `add` is all that is left to do.
-class Prepared {
+// Rows with their AddRequest, so that a test can run `add` alone. With `newest`, rows of streams.
+class PreparedRows {
   public:
-    Prepared(std::vector<Row> rows, std::int64_t *newest, std::vector<Row> finals, std::vector<std::uint8_t> has_final,
+    PreparedRows(std::vector<Row> rows, std::int64_t *newest, std::vector<Row> finals, std::vector<std::uint8_t> has_final,
              std::int64_t version)
         : rows_(std::move(rows)), finals_(std::move(finals)), has_final_(std::move(has_final)) {
         for (const Row &row : rows_)
-            streams_.push_back(row.seen.stream);
-        addition_.count = static_cast<std::int64_t>(rows_.size());
-        addition_.fields = fields_;
-        addition_.version = version;
+            streams_.push_back(row.observation.stream);
+        request_.count = static_cast<std::int64_t>(rows_.size());
+        request_.fields = fields_;
+        request_.version = version;
         if (newest != nullptr) {
-            addition_.newest = newest;
-            addition_.streams = streams_;
+            request_.newest = newest;
+            request_.streams = streams_;
         }
         if (!has_final_.empty()) {
-            addition_.finals = last_;
-            addition_.final_fields = which_;
-            addition_.has_final = has_final_;
+            request_.finals = final_fields_;
+            request_.final_fields = final_indices_;
+            request_.has_final = has_final_;
         }
     }
-    Prepared(const Prepared &) = delete;
+    PreparedRows(const PreparedRows &) = delete;
 
-    std::int64_t add(memlane::Replay &replay) const { return replay.add(addition_); }
+    std::int64_t add(memlane::Replay &replay) const { return replay.add(request_); }
 
   private:
     static memlane::Field field(std::vector<Row> &of, std::size_t offset, std::size_t bytes) {
@@ -152,51 +153,51 @@ class Prepared {
     std::vector<Row> rows_, finals_;
     std::vector<std::uint8_t> has_final_;
     std::vector<std::int64_t> streams_;
-    std::array<memlane::Field, 4> fields_{field(rows_, offsetof(Row, seen), 64), field(rows_, offsetof(Row, reward), 4),
+    std::array<memlane::Field, 4> fields_{field(rows_, offsetof(Row, observation), 64), field(rows_, offsetof(Row, reward), 4),
                                           field(rows_, offsetof(Row, terminated), 1), field(rows_, offsetof(Row, truncated), 1)};
-    std::array<memlane::Field, 1> last_{field(finals_, offsetof(Row, seen), 64)};
-    std::array<std::size_t, 1> which_{0};
-    memlane::Addition addition_{};
+    std::array<memlane::Field, 1> final_fields_{field(finals_, offsetof(Row, observation), 64)};
+    std::array<std::size_t, 1> final_indices_{0};
+    memlane::AddRequest request_{};
 };
 
 inline std::int64_t add(memlane::Replay &replay, std::vector<Row> rows, std::int64_t *newest = nullptr,
                         std::vector<Row> finals = {}, std::vector<std::uint8_t> has_final = {}) {
-    return Prepared(std::move(rows), newest, std::move(finals), std::move(has_final), 0).add(replay);
+    return PreparedRows(std::move(rows), newest, std::move(finals), std::move(has_final), 0).add(replay);
 }
 
-// One step of each of these environments. The version says who wrote it: the first of the streams that came with it.
+// One step of each of these environments. Its version identifies the call: it is the first of the streams in it.
 inline constexpr std::int64_t first_version = 1000;
-inline Prepared next_step(std::vector<Environment> &environments, std::int64_t *newest) {
+inline PreparedRows prepare_step(std::vector<Environment> &environments, std::int64_t *newest) {
     std::vector<Row> rows, finals(environments.size());
     std::vector<std::uint8_t> has_final;
     for (std::size_t i = 0; i < environments.size(); ++i) {
         rows.push_back(environments[i].next(finals[i]));
-        has_final.push_back(rows[i].ended() && end_of(rows[i].seen.episode) != End::terminated_without_final);
+        has_final.push_back(rows[i].ended() && end_of(rows[i].observation.episode) != End::terminated_without_final);
     }
-    const std::int64_t version = first_version + rows[0].seen.stream;
+    const std::int64_t version = first_version + rows[0].observation.stream;
     return {std::move(rows), newest, std::move(finals), std::move(has_final), version};
 }
-inline std::int64_t step(memlane::Replay &replay, std::vector<Environment> &environments, std::int64_t *newest) {
-    return next_step(environments, newest).add(replay);
+inline std::int64_t add_step(memlane::Replay &replay, std::vector<Environment> &environments, std::int64_t *newest) {
+    return prepare_step(environments, newest).add(replay);
 }
 
-inline Row plain(std::int64_t writer, std::int64_t number) {
+inline Row make_row(std::int64_t writer, std::int64_t number) {
     Row row{};
-    row.seen.fill(writer, 0, number);
+    row.observation.fill(writer, 0, number);
     row.reward = static_cast<float>(number);
     return row;
 }
 
-// What is wrong with what lies in the slots while nobody writes: "" or a complaint. Every row is whole, and where a link
-// leads to a row that is still there, that one is the step before or after it.
-inline std::string fault(memlane::Replay &replay) {
+// Checks all slots while no writer is running; returns "" or the first fault. No row may be torn, and a link to a row
+// that is still stored must lead to the step before or after it.
+inline std::string find_fault(memlane::Replay &replay) {
     using namespace memlane;
     const auto row_at = [&](std::int64_t slot) {
         Row row;
         std::memcpy(&row, replay.payload(slot), sizeof row);
         return row;
     };
-    const auto there = [&](std::int64_t sequence) {
+    const auto is_stored = [&](std::int64_t sequence) {
         const std::int64_t word = see(replay.head(replay.slot_of(sequence)).state);
         return row_detail(word) == sequence && (row_state(word) == RowState::complete || row_state(word) == RowState::tail);
     };
@@ -207,108 +208,108 @@ inline std::string fault(memlane::Replay &replay) {
             continue;
         const Row row = row_at(slot);
         const std::string name = "row " + std::to_string(row_detail(word));
-        if (!row.seen.whole())
+        if (!row.observation.intact())
             return name + " is torn";
         if (!replay.shape().linked)
             continue;
         const std::int64_t next = see(head.next), previous = see(head.previous);
-        if (row_state(word) == RowState::complete && next > 0 && next != row_detail(word) && there(next) &&
-            !row_at(replay.slot_of(next)).seen.is(row.seen, row.seen.step + 1))
-            return name + " is followed by what is not its next step";
-        if (previous > 0 && there(previous) && !row_at(replay.slot_of(previous)).seen.is(row.seen, row.seen.step - 1))
-            return name + " comes after what is not the step before it";
+        if (row_state(word) == RowState::complete && next > 0 && next != row_detail(word) && is_stored(next) &&
+            !row_at(replay.slot_of(next)).observation.is(row.observation, row.observation.step + 1))
+            return name + " has a `next` that is not its next step";
+        if (previous > 0 && is_stored(previous) && !row_at(replay.slot_of(previous)).observation.is(row.observation, row.observation.step - 1))
+            return name + " has a `previous` that is not the step before it";
         if (previous < 0)
-            return name + " comes after nothing known";
+            return name + " has a negative `previous`";
     }
     return "";
 }
 
-inline std::int64_t in_state(memlane::Replay &replay, memlane::RowState state) {
+inline std::int64_t count_in_state(memlane::Replay &replay, memlane::RowState state) {
     std::int64_t count = 0;
     for (std::int64_t slot = 0; slot < replay.capacity(); ++slot)
         count += memlane::row_state(memlane::see(replay.head(slot).state)) == state;
     return count;
 }
 
-inline memlane::Rng dice_of(std::uint64_t seed) {
-    memlane::Rng dice{};
-    dice.seed(seed);
-    return dice;
+inline memlane::Rng seeded_rng(std::uint64_t seed) {
+    memlane::Rng rng{};
+    rng.seed(seed);
+    return rng;
 }
 
 template <class T> std::byte *bytes_of(std::vector<T> &rows) { return reinterpret_cast<std::byte *>(rows.data()); }
 
-// A drawn row that stands for itself, in one piece.
-struct Loose {
-    Seen seen;
+// A batch row of a replay without streams.
+struct UnlinkedSample {
+    Observation observation;
     std::int64_t key;
     float weight;
 
-    static memlane::SampleSpec wish(bool weighted) {
-        memlane::SampleSpec wish;
-        wish.takes = {{0, sizeof(Seen), offsetof(Loose, seen), 1, false}};
-        wish.row_bytes = sizeof(Loose);
-        wish.key = offsetof(Loose, key);
-        wish.weight = weighted ? static_cast<std::int64_t>(offsetof(Loose, weight)) : -1;
-        return wish;
+    static memlane::SampleSpec spec(bool weighted) {
+        memlane::SampleSpec spec;
+        spec.copies = {{0, sizeof(Observation), offsetof(UnlinkedSample, observation), 1, false}};
+        spec.row_bytes = sizeof(UnlinkedSample);
+        spec.key = offsetof(UnlinkedSample, key);
+        spec.weight = weighted ? static_cast<std::int64_t>(offsetof(UnlinkedSample, weight)) : -1;
+        return spec;
     }
 };
 
-// A drawn row with everything that can be wished for.
-template <int frames> struct Drawn {
-    std::array<Seen, frames> seen, after;
+// A batch row of a replay with streams, with everything that a SampleSpec can ask for.
+template <int frames> struct LinkedSample {
+    std::array<Observation, frames> observation, next_observation;
     std::int64_t key, version;
     float reward, discount, weight;
     std::int32_t horizon;
     std::uint8_t terminated, truncated, valid;
 
-    static memlane::SampleSpec wish(int steps, int length = 1) {
-        memlane::SampleSpec wish;
-        wish.takes = {{0, sizeof(Seen), offsetof(Drawn, seen), frames, false}};
+    static memlane::SampleSpec spec(int steps, int length = 1) {
+        memlane::SampleSpec spec;
+        spec.copies = {{0, sizeof(Observation), offsetof(LinkedSample, observation), frames, false}};
         if (steps > 0)
-            wish.takes.push_back({0, sizeof(Seen), offsetof(Drawn, after), frames, true});
-        wish.row_bytes = sizeof(Drawn);
-        wish.steps = steps;
-        wish.length = length;
-        wish.reward = offsetof(Drawn, reward);
-        wish.terminated = offsetof(Drawn, terminated);
-        wish.truncated = offsetof(Drawn, truncated);
-        wish.discount = offsetof(Drawn, discount);
-        wish.horizon = offsetof(Drawn, horizon);
-        wish.key = offsetof(Drawn, key);
-        wish.version = offsetof(Drawn, version);
-        wish.weight = offsetof(Drawn, weight);
-        wish.valid = offsetof(Drawn, valid);
-        return wish;
+            spec.copies.push_back({0, sizeof(Observation), offsetof(LinkedSample, next_observation), frames, true});
+        spec.row_bytes = sizeof(LinkedSample);
+        spec.steps = steps;
+        spec.length = length;
+        spec.reward = offsetof(LinkedSample, reward);
+        spec.terminated = offsetof(LinkedSample, terminated);
+        spec.truncated = offsetof(LinkedSample, truncated);
+        spec.discount = offsetof(LinkedSample, discount);
+        spec.horizon = offsetof(LinkedSample, horizon);
+        spec.key = offsetof(LinkedSample, key);
+        spec.version = offsetof(LinkedSample, version);
+        spec.weight = offsetof(LinkedSample, weight);
+        spec.valid = offsetof(LinkedSample, valid);
+        return spec;
     }
 
-    static bool stacked(const std::array<Seen, frames> &found, const Seen &of, std::int64_t last) {
+    static bool stacked(const std::array<Observation, frames> &found, const Observation &of, std::int64_t last) {
         for (int i = 0; i < frames; ++i)
             if (!found[static_cast<std::size_t>(i)].is(of, std::max<std::int64_t>(0, last - (frames - 1 - i))))
                 return false;
         return true;
     }
-    // "" or what is wrong with it, as a row of a stream and `steps` steps on (gamma is 1).
+    // Checks the row as the start of an n-step return with n = `steps` and gamma = 1; returns "" or the first fault.
     std::string fault(int steps) const {
-        const Seen &of = seen.back();
-        if (!stacked(seen, of, of.step))
-            return "the row is torn, or its stack is of something else";
+        const Observation &of = observation.back();
+        if (!stacked(observation, of, of.step))
+            return "the row is torn, or its stack has wrong frames";
         if (valid != 1 || key <= 0)
-            return "not marked as valid, or without a key";
+            return "not valid, or without a key";
         if (version > first_version + of.stream || version < first_version + of.stream - 4)
-            return "of another version";
+            return "wrong version";
         const std::int64_t to = of.step + horizon, end = length_of(of.episode);
         if (horizon < 1 || horizon > steps || to > end)
-            return "more steps than there are";
-        const bool ended = to == end, bare = ended && end_of(of.episode) == End::terminated_without_final;
+            return "wrong number of steps";
+        const bool ended = to == end, no_final = ended && end_of(of.episode) == End::terminated_without_final;
         if (terminated != (ended && end_of(of.episode) != End::truncated) ||
             truncated != (ended && end_of(of.episode) == End::truncated) || discount != (terminated ? 0.0F : 1.0F))
-            return "ended in another way";
+            return "wrong terminated, truncated or discount";
         float sum = 0;
         for (std::int64_t step = of.step; step < to; ++step)
             sum += static_cast<float>(step);
         if (reward != sum)
-            return "another reward";
-        return stacked(after, of, bare ? to - 1 : to) ? "" : "followed by something else";
+            return "wrong reward";
+        return stacked(next_observation, of, no_final ? to - 1 : to) ? "" : "wrong next observation";
     }
 };

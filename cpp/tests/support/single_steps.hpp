@@ -1,8 +1,8 @@
-// A child process that runs one machine instruction at a time, so that a test can kill it, or hold it, at every one of them.
+// A child process that runs one machine instruction at a time, so that a test can kill it, or stop it, at each of them.
 //
-// What a random instant hits once in a million runs is hit for certain, in every run. x86-64 only: elsewhere an atomic
-// exchange can be a loop of instructions that never ends when each is interrupted. And not under sanitizers, whose own
-// instructions are a hundred times as many as ours.
+// A window that a random kill hits once in a million runs is hit in every run. x86-64 only: elsewhere an atomic
+// exchange can be a loop that never ends when each instruction is interrupted. Not under sanitizers, which execute a
+// hundred times as many instructions.
 #pragma once
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
@@ -14,20 +14,21 @@
 
 #include <sys/ptrace.h>
 
-#include "support/check.hpp"
 #include "os/process.hpp"
+#include "support/check.hpp"
 #include "support/processes.hpp"
 #include "sync/words.hpp"
 
-class Stepped {
+class SteppedChild {
   public:
-    // `body` is given the process that it runs in. Held before instruction `at`, or before the last.
+    // `body` is called with the identity of the child. The child is stopped before instruction `at`, or before the last
+    // one.
     template <class Body>
-    explicit Stepped(Body body, int at = 0)
+    explicit SteppedChild(Body body, int at = 0)
         : child_([this, &body] {
               const std::int64_t me = memlane::this_process();
               CHECK_EQ(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr), 0);
-              raise(SIGSTOP); // from here on the parent steps
+              raise(SIGSTOP); // from here on the parent single-steps this process
               body(me);
               memlane::publish(*over_, 1);
           }) {
@@ -36,7 +37,7 @@ class Stepped {
             step();
     }
 
-    // Runs one instruction, and says whether the body goes on after it.
+    // Runs one instruction. Returns whether the body continues after it.
     bool step() {
         if (memlane::see(*over_) != 0)
             return false;
@@ -44,7 +45,7 @@ class Stepped {
         await_stop();
         return memlane::see(*over_) == 0;
     }
-    // Runs it to its end and returns its exit code.
+    // Runs the rest at full speed and returns the exit code.
     int finish() {
         ptrace(PTRACE_DETACH, child_.pid(), nullptr, nullptr);
         return child_.join();
@@ -58,31 +59,32 @@ class Stepped {
     void await_stop() {
         int status = 0;
         if (waitpid(child_.pid(), &status, 0) != child_.pid() || !WIFSTOPPED(status))
-            throw std::runtime_error("a stepped child ended, or may not be traced here");
+            throw std::runtime_error("a single-stepped child ended, or ptrace is not allowed here");
     }
 
     Shared<memlane::Word> over_;
     Child child_;
 };
 
-// Prepares, lets a child begin `body`, and calls `act` with the child held before an instruction of it; for each one in turn.
+// For each instruction of `body`: calls `prepare`, starts `body` in a child, stops it before that instruction and calls
+// `act(child)`.
 template <class Prepare, class Body, class Act> void at_every_instruction(Prepare prepare, Body body, Act act) {
     prepare();
-    body(memlane::this_process()); // once here: the first call of a function looks it up, in thousands of instructions
+    body(memlane::this_process()); // once here: the first call of a function resolves its symbol, in thousands of instructions
     prepare();
     int length = 0;
-    for (Stepped whole(body); whole.step();)
+    for (SteppedChild child(body); child.step();)
         ++length;
     for (int at = 0; at <= length; ++at) {
         prepare();
-        Stepped child(body, at);
+        SteppedChild child(body, at);
         act(child);
     }
 }
 
-// The same for a child that is to be killed: held at the beginning, and after each instruction that changed `shared`. All
-// that a killed process leaves is what it stored, so between two changes every instruction is the same to the others. `act`
-// is told the instruction's number too.
+// The same for a child that `act` kills: it is stopped at the beginning, and after each instruction that changed
+// `shared`. A killed process leaves nothing but its stores, so all instructions between two changes are equivalent.
+// Calls `act(child, instruction)`.
 template <class Memory, class Prepare, class Body, class Act>
 void after_every_change(const Memory &shared, Prepare prepare, Body body, Act act) {
     prepare();
@@ -91,8 +93,8 @@ void after_every_change(const Memory &shared, Prepare prepare, Body body, Act ac
     std::vector<int> changes{0};
     std::vector<std::byte> before(sizeof(Memory));
     std::memcpy(before.data(), &shared, sizeof(Memory));
-    Stepped whole(body);
-    for (int at = 1; whole.step(); ++at)
+    SteppedChild all(body);
+    for (int at = 1; all.step(); ++at)
         if (std::memcmp(before.data(), &shared, sizeof(Memory)) != 0) {
             std::memcpy(before.data(), &shared, sizeof(Memory));
             changes.push_back(at);
@@ -100,7 +102,7 @@ void after_every_change(const Memory &shared, Prepare prepare, Body body, Act ac
     CHECK(changes.size() > 1);
     for (const int at : changes) {
         prepare();
-        Stepped child(body, at);
+        SteppedChild child(body, at);
         act(child, at);
     }
 }

@@ -6,7 +6,7 @@
 #include <poll.h>
 #include <sys/syscall.h>
 
-namespace kernel {
+namespace syscalls {
 
 thread_local int last_wait = never_slept;
 std::atomic<int> waits{0};
@@ -15,34 +15,34 @@ std::function<void()> before_wait;
 std::function<void()> before_wake;
 std::function<void()> before_poll;
 
-} // namespace kernel
+} // namespace syscalls
 
 extern "C" {
 
 long __real_syscall(long number, ...);
 int __real_poll(pollfd *fds, nfds_t count, int timeout_ms);
 
-// libc's takes any number of arguments and passes six registers on; so does this.
+// libc's syscall() takes any number of arguments and passes on six registers; so does this.
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
     const bool waiting = number == SYS_futex && b == FUTEX_WAIT;
     if (waiting) {
-        ++kernel::waits;
-        if (kernel::before_wait)
-            kernel::before_wait();
+        ++syscalls::waits;
+        if (syscalls::before_wait)
+            syscalls::before_wait();
     } else if (number == SYS_futex) {
-        ++kernel::wakes;
-        if (kernel::before_wake)
-            kernel::before_wake();
+        ++syscalls::wakes;
+        if (syscalls::before_wake)
+            syscalls::before_wake();
     }
     const long result = __real_syscall(number, a, b, c, d, e, f);
     if (waiting)
-        kernel::last_wait = result == 0 ? 0 : errno;
+        syscalls::last_wait = result == 0 ? 0 : errno;
     return result;
 }
 
 int __wrap_poll(pollfd *fds, nfds_t count, int timeout_ms) {
-    if (kernel::before_poll)
-        kernel::before_poll();
+    if (syscalls::before_poll)
+        syscalls::before_poll();
     return __real_poll(fds, count, timeout_ms);
 }
 

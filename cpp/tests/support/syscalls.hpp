@@ -1,25 +1,25 @@
-// The kernel calls of the code under test, counted, and with a place right before each where a test can act: change a
-// value between a sleeper's last look and its sleep, or kill a process between its change and its wake-up.
+// Counts the system calls of the code under test, and calls a hook of the test right before each: to change a value
+// between a sleeper's last check and its sleep, or to kill a process between its change and its wake-up.
 //
-// The linker's --wrap puts kernel.cpp between the code and libc (see CMakeLists.txt).
+// The linker option --wrap puts syscalls.cpp between the code and libc (see CMakeLists.txt).
 #pragma once
 
 #include <atomic>
 #include <functional>
 
-namespace kernel {
+namespace syscalls {
 
-// How this thread's last futex wait ended: 0 when it was woken, else the error number; `never_slept` before the first.
+// The result of this thread's last futex wait: 0 if it was woken, else errno; `never_slept` before the first wait.
 inline constexpr int never_slept = -1;
 extern thread_local int last_wait;
 
-// Of this process, since it began or since its parent's count was copied by fork().
+// Counts of this process; a forked child starts with its parent's counts.
 extern std::atomic<int> waits;
 extern std::atomic<int> wakes;
 
-// Set them before other threads run. Each is called on the thread that is about to make the call.
+// Hooks; set them before other threads run. Each is called on the thread that is about to make the system call.
 extern std::function<void()> before_wait;
 extern std::function<void()> before_wake;
 extern std::function<void()> before_poll;
 
-} // namespace kernel
+} // namespace syscalls

@@ -18,8 +18,8 @@ using namespace memlane;
 
 namespace {
 
-// Counts in plain memory how often each index was covered: ThreadSanitizer sees a part that overlaps another, or one
-// that had not ended when the call returned.
+// Counts in plain memory how often each index was covered: ThreadSanitizer detects a range that overlaps another, or
+// one that had not ended when the call returned.
 void cover(std::size_t count, int threads) {
     std::vector<int> covered(count, 0);
     run_in_parts(count, threads, [&](std::size_t begin, std::size_t end) {
@@ -30,37 +30,37 @@ void cover(std::size_t count, int threads) {
         CHECK_EQ(times, 1);
 }
 
-std::set<std::thread::id> who_runs(std::size_t count, int threads) {
+std::set<std::thread::id> threads_that_run(std::size_t count, int threads) {
     std::mutex lock;
-    std::set<std::thread::id> who;
+    std::set<std::thread::id> ids;
     run_in_parts(count, threads, [&](std::size_t, std::size_t) {
         const std::lock_guard held(lock);
-        who.insert(std::this_thread::get_id());
+        ids.insert(std::this_thread::get_id());
     });
-    return who;
+    return ids;
 }
 
 } // namespace
 
 TEST("every index is covered exactly once for any count and number of threads") {
-    Rng dice(21);
+    Rng rng(21);
     for (int i = 0; i < check::times(3'000); ++i)
-        cover(static_cast<std::size_t>(dice.between(0, 500)), static_cast<int>(dice.between(-2, 7)));
+        cover(static_cast<std::size_t>(rng.between(0, 500)), static_cast<int>(rng.between(-2, 7)));
 }
 
 TEST("a loop of nothing runs no index") {
     run_in_parts(0, 4, [](std::size_t begin, std::size_t end) { CHECK_EQ(begin, end); });
 }
 
-TEST("the calling thread runs a part and as many others as asked for help") {
+TEST("the calling thread runs a range and the requested number of other threads run the rest") {
     for (const int threads : {1, 2, 5, 3}) {
-        const auto who = who_runs(100, threads);
-        CHECK_EQ(who.size(), static_cast<std::size_t>(threads));
-        CHECK(who.contains(std::this_thread::get_id()));
+        const auto ids = threads_that_run(100, threads);
+        CHECK_EQ(ids.size(), static_cast<std::size_t>(threads));
+        CHECK(ids.contains(std::this_thread::get_id()));
     }
 }
 
-TEST("no more threads run than there are indices") { CHECK_EQ(who_runs(3, 8).size(), 3u); }
+TEST("no more threads run than there are indices") { CHECK_EQ(threads_that_run(3, 8).size(), 3u); }
 
 TEST("the number of threads may grow and shrink from loop to loop") {
     for (int turn = 0; turn < check::times(40); ++turn)
@@ -68,22 +68,22 @@ TEST("the number of threads may grow and shrink from loop to loop") {
             cover(1'000, threads);
 }
 
-// Race: several threads ask for the pool at once.
-//   each loop covers each of its indices once  acceptable   with help or alone
+// Race: several threads use the pool at once.
+//   each loop covers each of its indices once  acceptable   with helpers or alone
 //   anything else                              FORBIDDEN
 TEST("loops of several threads at the same time do not mix") {
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 4; ++caller)
         callers.emplace_back([caller] {
-            Rng dice(static_cast<std::uint64_t>(caller));
+            Rng rng(static_cast<std::uint64_t>(caller));
             for (int i = 0; i < check::times(2'000); ++i)
-                cover(static_cast<std::size_t>(dice.between(1, 200)), static_cast<int>(dice.between(1, 5)));
+                cover(static_cast<std::size_t>(rng.between(1, 200)), static_cast<int>(rng.between(1, 5)));
         });
     for (auto &caller : callers)
         caller.join();
 }
 
-TEST("a loop inside a part runs alone and completes") {
+TEST("a loop inside a range runs on one thread and completes") {
     std::atomic<int> total = 0;
     run_in_parts(4, 4, [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i)
@@ -95,13 +95,13 @@ TEST("a loop inside a part runs alone and completes") {
 // ThreadSanitizer cannot follow threads that start after a fork() of a process with threads.
 #if !defined(__SANITIZE_THREAD__)
 
-TEST("a forked child has the pool that its parent used, and so has its child") {
+TEST("a forked child of a process that used the pool can use it, and so can its child") {
     cover(1'000, 4);
     Child child([] {
-        CHECK_EQ(who_runs(100, 4).size(), 4u);
+        CHECK_EQ(threads_that_run(100, 4).size(), 4u);
         cover(1'000, 4);
         Child grandchild([] {
-            CHECK_EQ(who_runs(100, 4).size(), 4u);
+            CHECK_EQ(threads_that_run(100, 4).size(), 4u);
             cover(1'000, 4);
         });
         CHECK_EQ(grandchild.join(), 0);
@@ -112,13 +112,14 @@ TEST("a forked child has the pool that its parent used, and so has its child") {
 }
 
 // Race: one thread forks while another is in the middle of a loop.
-//   child's loops get helpers  acceptable
-//   child's loop hangs         FORBIDDEN    it inherited a lock that nobody will open
-//   child's loop runs alone    FORBIDDEN    the same lock, tried and never got
+//   child's loops get helpers          acceptable
+//   child's loop hangs                 FORBIDDEN    it inherited a locked mutex
+//   child's loop runs without helpers  FORBIDDEN    the same mutex; try_lock never succeeds
 TEST("a child forked in the middle of another thread's loop can use the pool") {
     std::atomic<bool> over = false;
     std::thread looping([&] {
-        // Takes no memory: AddressSanitizer's allocator, unlike libc's, cannot be forked while another thread is in it.
+        // Allocates nothing: AddressSanitizer's allocator, unlike libc's, cannot be forked while another thread is in
+        // it.
         const std::function<void(std::size_t, std::size_t)> part = [&over](std::size_t begin, std::size_t end) {
             for (std::size_t i = begin; i < end && !over; ++i) {
             }
@@ -127,7 +128,7 @@ TEST("a child forked in the middle of another thread's loop can use the pool") {
             run_in_parts(20'000, 3, part);
     });
     for (int i = 0; i < check::times(80); ++i) {
-        Child child([] { CHECK_EQ(who_runs(100, 3).size(), 3u); });
+        Child child([] { CHECK_EQ(threads_that_run(100, 3).size(), 3u); });
         CHECK_EQ(child.join(), 0);
     }
     over = true;
@@ -136,20 +137,20 @@ TEST("a child forked in the middle of another thread's loop can use the pool") {
 
 #endif
 
-TEST("helpers leave the process's signals to the thread that called") {
+TEST("helpers handle none of the process's signals") {
     sigset_t one, before, pending;
     sigemptyset(&one);
     sigaddset(&one, SIGUSR1);
     cover(1'000, 4);
     pthread_sigmask(SIG_BLOCK, &one, &before);
-    kill(getpid(), SIGUSR1); // would end the process on any thread that takes it
+    kill(getpid(), SIGUSR1); // would end the process on any thread that does not block it
     usleep(50'000);
     sigpending(&pending);
     CHECK_EQ(sigismember(&pending, SIGUSR1), 1);
     signal(SIGUSR1, SIG_IGN);
 }
 
-TEST("making helpers leaves the caller's signal mask as it was") {
+TEST("starting helpers leaves the caller's signal mask as it was") {
     sigset_t one, after;
     sigemptyset(&one);
     sigaddset(&one, SIGUSR1);
@@ -168,14 +169,14 @@ TEST("a process that used the pool exits without waiting for its helpers") {
     CHECK_EQ(child.join(), 3);
 }
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) // they need all address space there is
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) // they reserve the whole address space
 
-TEST("a loop for which no more threads can be had completes with those that there are") {
+TEST("a loop for which no more threads can be started completes with those that exist") {
     rlimit limit{};
     limit.rlim_cur = limit.rlim_max = 64 << 20; // room for a few stacks of 8 MB
     CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
     cover(1'000, 64);
-    CHECK(who_runs(1'000, 64).size() < 64);
+    CHECK(threads_that_run(1'000, 64).size() < 64);
     sigset_t after;
     pthread_sigmask(SIG_SETMASK, nullptr, &after);
     CHECK_EQ(sigismember(&after, SIGINT), 0);

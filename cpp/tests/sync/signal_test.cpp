@@ -8,16 +8,16 @@
 
 #include <pthread.h>
 
-#include "support/check.hpp"
 #include "os/clock.hpp"
-#include "support/syscalls.hpp"
+#include "support/check.hpp"
 #include "support/processes.hpp"
+#include "support/syscalls.hpp"
 
 using namespace memlane;
 
 namespace {
 
-// Waits as users do: again after each pause.
+// Waits as callers do: again after each pause.
 WaitResult wait_to_the_end(SignalCell &cell, std::int64_t until, std::int64_t deadline_ns = forever_ns,
                            std::span<const int> pidfds = {}, std::int64_t spin_ns = 0) {
     Spin spin(spin_ns);
@@ -28,13 +28,13 @@ WaitResult wait_to_the_end(SignalCell &cell, std::int64_t until, std::int64_t de
     }
 }
 
-bool somebody_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }
+bool waiter_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }
 
 } // namespace
 
 // ------------------------------------------------------------------------------------------------------ one process
 
-TEST("store, add and compare-and-swap change the value and say what it became") {
+TEST("store, add and compare-and-swap change the value, and add returns the new one") {
     SignalCell cell{};
     signal_store(cell, 5);
     CHECK_EQ(see(cell.value), 5);
@@ -44,12 +44,12 @@ TEST("store, add and compare-and-swap change the value and say what it became") 
     CHECK_EQ(see(cell.value), 40);
 }
 
-TEST("a compare-and-swap that expects another value changes nothing and wakes nobody") {
+TEST("a compare-and-swap that expects another value changes nothing and wakes no waiter") {
     SignalCell cell{};
     cell.gate = 1;
     CHECK_EQ(signal_compare_and_swap(cell, 1, 2), false);
     CHECK_EQ(see(cell.value), 0);
-    CHECK_EQ(kernel::wakes.load(), 0);
+    CHECK_EQ(syscalls::wakes.load(), 0);
 }
 
 TEST("a wait for a value that is already there returns it without a system call") {
@@ -59,17 +59,17 @@ TEST("a wait for a value that is already there returns it without a system call"
     const WaitResult result = signal_wait(cell, 7, forever_ns, {}, spin);
     CHECK(result.end == WaitEnd::reached);
     CHECK_EQ(result.value, 9);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
     CHECK_EQ(cell.gate.load(), 0u);
 }
 
-TEST("a signal that nobody sleeps on makes no system call") {
+TEST("a signal without sleepers makes no system call") {
     SignalCell cell{};
     signal_store(cell, 1);
     signal_add(cell, 1);
     signal_compare_and_swap(cell, 2, 3);
     signal_wake(cell);
-    CHECK_EQ(kernel::wakes.load(), 0);
+    CHECK_EQ(syscalls::wakes.load(), 0);
 }
 
 TEST("a wait ends at its deadline and not before") {
@@ -86,7 +86,7 @@ TEST("a wait ends at its deadline and not before") {
 
 TEST("a deadline within a slice does not wait for the slice's end") {
     SignalCell cell{};
-    std::int64_t fastest = forever_ns; // the best of several: others use this machine too
+    std::int64_t fastest = forever_ns; // the best of several: the machine may be busy
     for (int i = 0; i < 5; ++i) {
         const std::int64_t begin = now_ns();
         wait_to_the_end(cell, 1, begin + 10 * ms);
@@ -95,28 +95,28 @@ TEST("a deadline within a slice does not wait for the slice's end") {
     CHECK(fastest < slice_ns);
 }
 
-TEST("a wait without a deadline pauses when its slice ends so that the caller can look around") {
+TEST("a wait without a deadline pauses when its slice ends so that the caller can check other conditions") {
     SignalCell cell{};
     Spin spin(0);
     const std::int64_t begin = now_ns();
     CHECK(signal_wait(cell, 1, forever_ns, {}, spin).end == WaitEnd::paused);
     CHECK(now_ns() - begin >= slice_ns);
-    CHECK_EQ(kernel::last_wait, ETIMEDOUT);
+    CHECK_EQ(syscalls::last_wait, ETIMEDOUT);
 }
 
-TEST("a handler that runs on the sleeping thread ends its sleep with a pause") {
+TEST("a signal handler that runs on the sleeping thread ends its sleep with a pause") {
     struct sigaction action {};
     action.sa_handler = [](int) {};
-    action.sa_flags = SA_RESTART; // as the most patient user would install it
+    action.sa_flags = SA_RESTART; // the flag under which other system calls would continue
     sigaction(SIGUSR1, &action, nullptr);
     SignalCell cell{};
     std::atomic<bool> over = false;
     std::thread sleeper([&] {
         Spin spin(0);
-        // Slices that end by themselves are not what is asked about; the storm of signals hits one soon.
-        for (int i = 0; i < 20 && kernel::last_wait != EINTR; ++i)
+        // Slices that end by timeout do not count; the repeated signals interrupt one soon.
+        for (int i = 0; i < 20 && syscalls::last_wait != EINTR; ++i)
             CHECK(signal_wait(cell, 1, forever_ns, {}, spin).end == WaitEnd::paused);
-        CHECK_EQ(kernel::last_wait, EINTR);
+        CHECK_EQ(syscalls::last_wait, EINTR);
         over = true;
     });
     while (!over) {
@@ -126,22 +126,22 @@ TEST("a handler that runs on the sleeping thread ends its sleep with a pause") {
     sleeper.join();
 }
 
-TEST("a change made by other means ends the wait before its slice when a wake follows") {
+TEST("a change of the word without a signal ends the wait before its slice ends if signal_wake follows") {
     SignalCell cell{};
     std::thread sleeper([&] {
         CHECK(wait_to_the_end(cell, 1).end == WaitEnd::reached);
-        CHECK(kernel::last_wait != ETIMEDOUT);
+        CHECK(syscalls::last_wait != ETIMEDOUT);
     });
-    await([&] { return somebody_may_sleep(cell); });
+    await([&] { return waiter_may_sleep(cell); });
     cell.value.store(1, std::memory_order_relaxed);
     signal_wake(cell);
     sleeper.join();
 }
 
-TEST("a signal that falls between the last look and the sleep is not slept through") {
+TEST("a signal between the waiter's last check and its sleep ends the wait") {
     for (int how = 0; how < 4; ++how) {
         SignalCell cell{};
-        kernel::before_wait = [&] {
+        syscalls::before_wait = [&] {
             switch (how) {
             case 0:
                 return signal_store(cell, 1);
@@ -155,44 +155,44 @@ TEST("a signal that falls between the last look and the sleep is not slept throu
             }
         };
         CHECK(wait_to_the_end(cell, 1).end == WaitEnd::reached);
-        CHECK_EQ(kernel::last_wait, EAGAIN); // the gate had moved: the kernel refused to let it sleep
+        CHECK_EQ(syscalls::last_wait, EAGAIN); // the gate had changed: the kernel refused the sleep
     }
 }
 
-TEST("a sleeper that marks the gate anew does not hide a wake-up from one that is about to sleep") {
+TEST("a sleeper that marks the gate again does not hide a wake-up from another that is about to sleep") {
     SignalCell cell{};
-    kernel::before_wait = [&] {
+    syscalls::before_wait = [&] {
         signal_store(cell, 1);
-        // The other sleeper, who waits for more. Were wake-ups not counted, the gate would now be as it was.
+        // The other sleeper waits for a higher value. If wake-ups were not counted, the gate would be unchanged now.
         cell.gate.fetch_or(1u);
     };
     CHECK(wait_to_the_end(cell, 1).end == WaitEnd::reached);
-    CHECK_EQ(kernel::last_wait, EAGAIN);
+    CHECK_EQ(syscalls::last_wait, EAGAIN);
 }
 
 TEST("one signal wakes every sleeper") {
     constexpr int sleepers = 8;
     SignalCell cell{};
     std::atomic<int> asleep = 0;
-    kernel::before_wait = [&] { ++asleep; };
+    syscalls::before_wait = [&] { ++asleep; };
     std::vector<std::thread> threads;
     for (int i = 0; i < sleepers; ++i)
         threads.emplace_back([&] {
             CHECK(wait_to_the_end(cell, 1).end == WaitEnd::reached);
-            CHECK(kernel::last_wait != ETIMEDOUT);
+            CHECK(syscalls::last_wait != ETIMEDOUT);
         });
     await([&] { return asleep >= sleepers; });
     signal_store(cell, 1);
     for (auto &thread : threads)
         thread.join();
-    CHECK_EQ(kernel::wakes.load(), 1);
+    CHECK_EQ(syscalls::wakes.load(), 1);
 }
 
 TEST("a wake-up for a value that is too low does not end the wait") {
     SignalCell cell{};
     std::thread sleeper([&] { CHECK_EQ(wait_to_the_end(cell, 3).value, 3); });
     for (int value = 1; value <= 3; ++value) {
-        await([&] { return somebody_may_sleep(cell); });
+        await([&] { return waiter_may_sleep(cell); });
         signal_store(cell, value);
     }
     sleeper.join();
@@ -200,14 +200,14 @@ TEST("a wake-up for a value that is too low does not end the wait") {
 
 // --------------------------------------------------------------------------------------------------------- spinning
 
-TEST("a spin limit of zero never looks twice") {
+TEST("a spin with limit zero returns false at once") {
     SignalCell cell{};
     cell.value = 1;
     Spin spin(0);
     CHECK_EQ(spin.until(cell, 1, forever_ns), false);
 }
 
-TEST("a spin in vain ends and says so") {
+TEST("a spin in vain ends and returns false") {
     SignalCell cell{};
     Spin spin(50'000);
     for (int i = 0; i < 20; ++i)
@@ -220,15 +220,15 @@ TEST("a change during the spin ends the wait without a system call") {
         usleep(20'000);
         signal_store(cell, 1);
     });
-    Spin spin(20 * second); // longer than any pause of a busy machine
-    // A yield that takes long makes the spin give up on purpose; it is then begun again.
+    Spin spin(20 * second); // longer than any stall of a busy machine
+    // A long yield makes the spin end on purpose; it is then started again.
     while (!spin.until(cell, 1, forever_ns))
         spin = Spin(20 * second);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
     changer.join();
 }
 
-TEST("a process that is kept on one core of several still spins by default: its peer may have another") {
+TEST("a process bound to one core of several still spins by default: its peer may have another core") {
     const bool several = sysconf(_SC_NPROCESSORS_ONLN) > 1;
     CHECK_EQ(default_spin_limit_ns() > 0, several);
     cpu_set_t allowed, one;
@@ -244,11 +244,11 @@ TEST("a process that is kept on one core of several still spins by default: its 
 
 // ----------------------------------------------------------------------------------------------------------- deaths
 
-TEST("a wait ends within a second of the death of one of the watched processes and says which") {
+TEST("a wait ends within a second of the death of one of the watched processes and identifies it") {
     Shared<SignalCell> cell;
     Child first([] { pause(); }), second_child([] { pause(); });
     const std::array pidfds{first.pidfd(), second_child.pidfd()};
-    kernel::before_wait = [&] { second_child.kill(SIGKILL); };
+    syscalls::before_wait = [&] { second_child.kill(SIGKILL); };
     const std::int64_t begin = now_ns();
     const WaitResult result = wait_to_the_end(*cell, 1, forever_ns, pidfds);
     CHECK(result.end == WaitEnd::peer_died);
@@ -256,14 +256,14 @@ TEST("a wait ends within a second of the death of one of the watched processes a
     CHECK(now_ns() - begin < second);
 }
 
-TEST("a wait watching a process that was dead and collected before ends at once") {
+TEST("a wait that watches a process which was dead and waited for before ends at once") {
     Shared<SignalCell> cell;
     Child child([] {});
     child.join();
     const int pidfd = child.pidfd();
     Spin spin(0);
     CHECK(signal_wait(*cell, 1, forever_ns, {&pidfd, 1}, spin).end == WaitEnd::peer_died);
-    CHECK_EQ(kernel::waits.load(), 0);
+    CHECK_EQ(syscalls::waits.load(), 0);
 }
 
 TEST("the death of a watched process does not hide a value that was reached") {
@@ -274,15 +274,15 @@ TEST("the death of a watched process does not hide a value that was reached") {
     CHECK(wait_to_the_end(*cell, 1, forever_ns, {&pidfd, 1}).end == WaitEnd::reached);
 }
 
-TEST("what a process signals between the waiter's look at the value and at its peers wins over the death") {
+TEST("a signal between the waiter's check of the value and of its peers takes precedence over the death") {
     Shared<SignalCell> cell;
     Shared<Word> go;
     Child child([&] {
         while (see(*go) == 0)
             sched_yield();
-        cell->value = 1; // and no wake-up: the process dies first
+        cell->value = 1; // without a wake-up: the process dies first
     });
-    kernel::before_poll = [&, first = true]() mutable {
+    syscalls::before_poll = [&, first = true]() mutable {
         if (!std::exchange(first, false))
             return; // dies_within polls too
         publish(*go, 1);
@@ -293,9 +293,9 @@ TEST("what a process signals between the waiter's look at the value and at its p
 }
 
 // Race: a process signals and dies at once; another waits for the value and watches the process.
-//   reached    acceptable   the value was there, whatever became of its writer
-//   peer_died  FORBIDDEN    the last word of a dead process was lost
-TEST("what a process signals with its last breath is never reported as its death") {
+//   reached    acceptable   the value was stored before the death
+//   peer_died  FORBIDDEN    the last value of a dead process was lost
+TEST("a signal right before its process's death is never reported as the death") {
     int forbidden = 0;
     for (int i = 0; i < check::times(400); ++i) {
         Shared<SignalCell> cell;
@@ -313,8 +313,8 @@ TEST("what a process signals with its last breath is never reported as its death
 TEST("a waker killed between its change and its wake-up delays the waiter by a slice at most") {
     Shared<SignalCell> cell;
     Child waker([&] {
-        kernel::before_wake = [] { raise(SIGKILL); };
-        while (!somebody_may_sleep(*cell))
+        syscalls::before_wake = [] { raise(SIGKILL); };
+        while (!waiter_may_sleep(*cell))
             usleep(100);
         signal_store(*cell, 1);
     });
@@ -326,58 +326,58 @@ TEST("a waker killed between its change and its wake-up delays the waiter by a s
 
 TEST("a waker killed right after its change is seen by the waiter within a slice") {
     Shared<SignalCell> cell;
-    kernel::before_wait = [&] {
-        // Nothing but the change: as if the process had died before its look at the gate.
+    syscalls::before_wait = [&] {
+        // The change alone: as if the process had died before it loaded the gate.
         Child([&] { cell->value = 1; }).join();
     };
     const std::int64_t begin = now_ns();
     CHECK(wait_to_the_end(*cell, 1).end == WaitEnd::reached);
-    CHECK_EQ(kernel::waits.load(), 1);
+    CHECK_EQ(syscalls::waits.load(), 1);
     CHECK(now_ns() - begin < second);
 }
 
-TEST("after a waker was killed before its wake-up the next signal wakes as ever") {
+TEST("after a waker was killed before its wake-up the next signal wakes the waiter") {
     Shared<SignalCell> cell;
     cell->gate = 1;
     Child killed([&] {
-        kernel::before_wake = [] { raise(SIGKILL); };
+        syscalls::before_wake = [] { raise(SIGKILL); };
         signal_store(*cell, 1);
     });
     CHECK_EQ(killed.join(), -SIGKILL);
     Child waker([&] {
-        while (!somebody_may_sleep(*cell))
+        while (!waiter_may_sleep(*cell))
             usleep(100);
         signal_store(*cell, 2);
     });
     CHECK(wait_to_the_end(*cell, 2).end == WaitEnd::reached);
-    CHECK(kernel::last_wait != ETIMEDOUT);
+    CHECK(syscalls::last_wait != ETIMEDOUT);
 }
 
-TEST("the mark of a killed sleeper costs the next signal one needless call and nothing more") {
+TEST("the mark of a killed sleeper costs the next signal one needless system call and nothing more") {
     Shared<SignalCell> cell;
     Shared<Word> asleep;
     Child sleeper([&] {
-        kernel::before_wait = [&] { publish(*asleep, 1); };
+        syscalls::before_wait = [&] { publish(*asleep, 1); };
         wait_to_the_end(*cell, 1);
     });
     await([&] { return see(*asleep) == 1; });
     sleeper.kill(SIGKILL);
     CHECK_EQ(sleeper.join(), -SIGKILL);
-    CHECK(somebody_may_sleep(*cell));
+    CHECK(waiter_may_sleep(*cell));
     signal_add(*cell, 1);
-    CHECK_EQ(kernel::wakes.load(), 1);
+    CHECK_EQ(syscalls::wakes.load(), 1);
     signal_add(*cell, 1);
-    CHECK_EQ(kernel::wakes.load(), 1);
+    CHECK_EQ(syscalls::wakes.load(), 1);
 }
 
 TEST("a sleeper that joins after another was killed is woken by the next signal") {
     Shared<SignalCell> cell;
-    cell->gate = 1; // what the killed one left
+    cell->gate = 1; // as a killed sleeper leaves it
     Shared<Word> asleep;
     Child sleeper([&] {
-        kernel::before_wait = [&] { publish(*asleep, 1); };
+        syscalls::before_wait = [&] { publish(*asleep, 1); };
         CHECK(wait_to_the_end(*cell, 1).end == WaitEnd::reached);
-        CHECK(kernel::last_wait != ETIMEDOUT);
+        CHECK(syscalls::last_wait != ETIMEDOUT);
     });
     await([&] { return see(*asleep) == 1; });
     signal_store(*cell, 1);
@@ -388,32 +388,32 @@ TEST("a sleeper that joins after another was killed is woken by the next signal"
 
 namespace {
 
-// Race: one side changes the value and wakes; the other marks the gate and looks at the value, as a sleeper does just
+// Race: one side changes the value and wakes; the other marks the gate and loads the value, as a sleeper does just
 // before it sleeps.
 //   sleeper sees the new value                  acceptable   it does not sleep
-//   sleeper sees the old value, gate counted up acceptable   it is woken, or the kernel refuses the sleep
-//   sleeper sees the old value, gate as it was  FORBIDDEN    the lost wake-up
+//   sleeper sees the old value, gate increased  acceptable   it is woken, or the kernel refuses the sleep
+//   sleeper sees the old value, gate unchanged  FORBIDDEN    the lost wake-up
 struct Crossing {
     SignalCell cell;
-    alignas(64) Meeting<2> begin;
-    alignas(64) Meeting<2> end;
+    alignas(64) SpinBarrier<2> begin;
+    alignas(64) SpinBarrier<2> end;
     alignas(64) std::atomic<bool> over;
 
-    // Some luck in who comes first. Where both share a core it takes a yield for the other to overtake.
-    void hesitate(Rng &dice) {
-        if (dice.between(0, 31) == 0)
+    // Varies which side comes first. If both share a core, the other can overtake only during a yield.
+    void random_delay(Rng &rng) {
+        if (rng.between(0, 31) == 0)
             sched_yield();
-        for (std::int64_t i = dice.between(0, 400); i > 0; --i)
+        for (std::int64_t i = rng.between(0, 400); i > 0; --i)
             cell.gate.load(std::memory_order_relaxed);
     }
 
     void waker() {
-        Rng dice(1);
+        Rng rng(1);
         for (int round = 1;; ++round) {
-            begin.meet();
+            begin.arrive_and_wait();
             if (over)
                 return;
-            hesitate(dice);
+            random_delay(rng);
             switch (round % 4) {
             case 0:
                 signal_store(cell, round);
@@ -428,24 +428,24 @@ struct Crossing {
                 cell.value.store(round, std::memory_order_relaxed);
                 signal_wake(cell);
             }
-            end.meet();
+            end.arrive_and_wait();
         }
     }
 
     void sleeper() {
-        constexpr int enough = check::times(100'000), most = 10 * enough; // more only while an outcome is missing
-        Rng dice(2);
+        constexpr int enough = check::times(100'000), max_rounds = 10 * enough; // more than enough only while an outcome is missing
+        Rng rng(2);
         int saw = 0, woken = 0, lost = 0;
-        for (int round = 1; round <= enough || (round <= most && (saw == 0 || woken == 0)); ++round) {
-            begin.meet();
-            hesitate(dice);
+        for (int round = 1; round <= enough || (round <= max_rounds && (saw == 0 || woken == 0)); ++round) {
+            begin.arrive_and_wait();
+            random_delay(rng);
             const std::uint32_t gate = cell.gate.fetch_or(1u) | 1u;
             const std::int64_t value = cell.value.load();
-            end.meet();
+            end.arrive_and_wait();
             ++(value == round ? saw : cell.gate.load() != gate ? woken : lost);
         }
         over = true;
-        begin.meet();
+        begin.arrive_and_wait();
         CHECK_EQ(lost, 0);
         CHECK(saw > 0);
         CHECK(woken > 0);
@@ -471,10 +471,10 @@ TEST("a change and a sleep that cross in two processes never miss each other") {
 namespace {
 
 // Race: in each round every waker signals once, every waiter waits for all of them and then acknowledges, and the
-// wakers wait for all acknowledgements. Nobody signals without need, so a lost wake-up is repaired by nobody: it shows
-// as a sleep that lasts to the end of its slice although the signal was complete half a slice before.
+// wakers wait for all acknowledgements. There are no further signals that could repair a lost wake-up: it shows as a
+// sleep that lasts to the end of its slice although the signal was complete half a slice before.
 //   woken, or refused to sleep     acceptable
-//   slice over, signal incomplete  acceptable   the signaller was held up, not the wake-up
+//   slice over, signal incomplete  acceptable   the signalling process was late, not the wake-up
 //   slice over, signal complete    FORBIDDEN    the lost wake-up
 struct Rounds {
     struct Bell {
@@ -488,7 +488,7 @@ struct Rounds {
     Bell done;
     alignas(64) std::atomic<int> lost;
 
-    bool broken() const { return lost > 10; } // each costs a slice; ten are proof enough
+    bool broken() const { return lost > 10; } // each costs a slice; ten are enough
 
     void ring(Bell &bell, int per_round) {
         const std::int64_t value = signal_add(bell.cell, 1);
@@ -501,9 +501,9 @@ struct Rounds {
     void await_bell(Bell &bell, std::int64_t until, Spin &spin) {
         WaitEnd end = WaitEnd::paused;
         while (end == WaitEnd::paused && !broken()) {
-            kernel::last_wait = kernel::never_slept;
+            syscalls::last_wait = syscalls::never_slept;
             end = signal_wait(bell.cell, until, forever_ns, {}, spin).end;
-            if (kernel::last_wait == ETIMEDOUT && see(bell.complete) >= until &&
+            if (syscalls::last_wait == ETIMEDOUT && see(bell.complete) >= until &&
                 now_ns() - bell.complete_at_ns.load(std::memory_order_relaxed) > slice_ns / 2)
                 ++lost;
         }
@@ -511,14 +511,14 @@ struct Rounds {
 
     void run(int member, int rounds) {
         const bool waits = member < waiters;
-        Rng dice(static_cast<std::uint64_t>(member));
+        Rng rng(static_cast<std::uint64_t>(member));
         Spin spin(member % 2 == 0 ? 0 : 3'000);
         for (int round = 1; round <= rounds && !broken(); ++round) {
             if (waits)
                 await_bell(go, static_cast<std::int64_t>(round) * wakers, spin);
             else
                 await_bell(done, static_cast<std::int64_t>(round - 1) * waiters, spin);
-            dawdle(dice.between(0, 3'000));
+            busy_wait(rng.between(0, 3'000));
             waits ? ring(done, waiters) : ring(go, wakers);
         }
     }
@@ -551,8 +551,8 @@ TEST("no wake-up is lost between many waiters and wakers in processes") {
 }
 
 // Race: processes take numbers from one signal with compare-and-swap while others add to it.
-//   the sum of what all took  acceptable
-//   anything else             FORBIDDEN    two took the same number, or one was lost
+//   the sum of all numbers taken  acceptable
+//   anything else                 FORBIDDEN    two took the same number, or one was lost
 TEST("adds and compare-and-swaps of many processes on one signal count exactly") {
     constexpr int each = check::times(40'000);
     constexpr int processes = 4;
@@ -577,7 +577,7 @@ TEST("adds and compare-and-swaps of many processes on one signal count exactly")
 // Race: the payload is written before the signal and read after the wait, in plain memory.
 //   the payload of the round  acceptable
 //   an older payload          FORBIDDEN (and a data race to ThreadSanitizer)
-TEST("what was written before a signal is there after the wait") {
+TEST("what was written before a signal is visible after the wait") {
     constexpr int handovers = check::times(20'000);
     struct Lane {
         SignalCell there, back;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "support/check.hpp"
-#include "sync/copy.hpp"
 #include "support/processes.hpp"
+#include "sync/copy.hpp"
 
 using namespace memlane;
 
@@ -37,7 +37,7 @@ TEST("unchanged compares with what was seen") {
 
 namespace {
 
-// Race: a writer fills rows one after the other, in plain memory, and publishes how many there are.
+// Race: a writer fills rows one after the other, in plain memory, and publishes their number.
 //   rows below the word are filled      acceptable
 //   a row below the word is still empty FORBIDDEN (and a data race to ThreadSanitizer)
 struct Growing {
@@ -55,8 +55,8 @@ struct Growing {
     void read(int last) {
         int empty = 0;
         for (int checked = 0; checked < last;) {
-            const auto there = static_cast<int>(see(count));
-            for (; checked < there; ++checked)
+            const auto filled = static_cast<int>(see(count));
+            for (; checked < filled; ++checked)
                 for (const std::int64_t number : row[static_cast<std::size_t>(checked)])
                     empty += number != checked + 1;
         }
@@ -66,7 +66,7 @@ struct Growing {
 
 } // namespace
 
-TEST("a new word never comes with an old payload in threads") {
+TEST("a reader never sees a new word with an old payload in threads") {
     for (int i = 0; i < check::times(40); ++i) {
         Shared<Growing> growing;
         std::thread writer([&] { growing->write(Growing::rows, i % 2 == 0); });
@@ -75,7 +75,7 @@ TEST("a new word never comes with an old payload in threads") {
     }
 }
 
-TEST("a new word never comes with an old payload in processes") {
+TEST("a reader never sees a new word with an old payload in processes") {
     for (int i = 0; i < check::times(40); ++i) {
         Shared<Growing> growing;
         Child writer([&] { growing->write(Growing::rows, i % 2 == 0); });
@@ -86,12 +86,12 @@ TEST("a new word never comes with an old payload in processes") {
 
 namespace {
 
-// Race: writers claim cells, overwrite them and publish them again, over and over; readers copy and ask afterwards. A
-// cell's word is even when the cell is whole, odd while a writer has it, and only grows.
-//   copy refused                                 acceptable   a writer was there; try again
-//   copy blessed, every byte of the word seen    acceptable
-//   copy blessed, any byte of another            FORBIDDEN    torn
-//   two writers in one cell                      FORBIDDEN    the claim did not exclude
+// Race: writers repeatedly claim cells, overwrite them and publish them again; readers copy and check afterwards. A
+// cell's word is even when the cell is complete, odd while a writer holds it, and only grows.
+//   copy rejected                                acceptable   a writer was there; try again
+//   copy accepted, every byte of the word seen   acceptable
+//   copy accepted, any byte of another           FORBIDDEN    torn
+//   two writers in one cell                      FORBIDDEN    the claim was not exclusive
 struct Recycling {
     static constexpr std::size_t cells = 4;
     static constexpr std::size_t bytes = 1000;
@@ -107,10 +107,10 @@ struct Recycling {
     static std::byte mark(std::int64_t word) { return static_cast<std::byte>(word / 2); }
 
     void write(std::uint64_t seed) {
-        Rng dice(seed);
+        Rng rng(seed);
         std::array<std::byte, bytes> fresh;
         while (!over) {
-            Cell &one = cell[static_cast<std::size_t>(dice.between(0, cells - 1))];
+            Cell &one = cell[static_cast<std::size_t>(rng.between(0, cells - 1))];
             const std::int64_t seen = see(one.word);
             if (seen % 2 != 0 || !publish_if(one.word, seen, seen + 1))
                 continue;
@@ -123,10 +123,10 @@ struct Recycling {
     }
 
     void read(std::uint64_t seed) {
-        Rng dice(seed);
+        Rng rng(seed);
         std::array<std::byte, bytes> copy;
         while (!over) {
-            Cell &one = cell[static_cast<std::size_t>(dice.between(0, cells - 1))];
+            Cell &one = cell[static_cast<std::size_t>(rng.between(0, cells - 1))];
             const std::int64_t seen = see(one.word);
             if (seen % 2 != 0)
                 continue;
@@ -144,7 +144,8 @@ struct Recycling {
         }
     }
 
-    // Until both acceptable outcomes were seen often; the time limit is for a machine that runs one thread at a time.
+    // Waits until both acceptable outcomes occurred often; the time limit is for a machine that runs one thread at a
+    // time.
     void watch(std::int64_t enough) {
         for (const std::int64_t end = now_ns() + 8 * second; now_ns() < end;) {
             if (torn > 0 || crowded > 0 || (blessed >= enough && refused >= enough / 100))
@@ -154,7 +155,7 @@ struct Recycling {
         over = true;
     }
 
-    void judge() {
+    void check_results() {
         CHECK_EQ(torn.load(), 0);
         CHECK_EQ(crowded.load(), 0);
         CHECK(blessed > 0);
@@ -166,7 +167,7 @@ constexpr std::int64_t enough_copies = check::times(60'000);
 
 } // namespace
 
-TEST("a copy that is blessed is never torn in threads") {
+TEST("an accepted copy is never torn in threads") {
     Recycling race{};
     std::vector<std::thread> threads;
     for (std::uint64_t i = 0; i < 2; ++i) {
@@ -176,10 +177,10 @@ TEST("a copy that is blessed is never torn in threads") {
     race.watch(enough_copies);
     for (auto &thread : threads)
         thread.join();
-    race.judge();
+    race.check_results();
 }
 
-TEST("a copy that is blessed is never torn in processes") {
+TEST("an accepted copy is never torn in processes") {
     Shared<Recycling> race;
     std::list<Child> children;
     for (std::uint64_t i = 0; i < 2; ++i) {
@@ -189,11 +190,11 @@ TEST("a copy that is blessed is never torn in processes") {
     race->watch(enough_copies);
     for (auto &child : children)
         CHECK_EQ(child.join(), 0);
-    race->judge();
+    race->check_results();
 }
 
-// A writer that is killed with a claimed cell leaves it odd: readers skip it and never take it for whole.
-TEST("the cell of a writer that was killed while it wrote is never blessed as it was before") {
+// A writer that is killed with a claimed cell leaves its word odd: readers never accept a copy of it.
+TEST("a copy of the cell of a writer that was killed while it wrote is never accepted") {
     Shared<Recycling> state;
     auto &cell = state->cell[0];
     const std::int64_t seen = see(cell.word);
@@ -209,7 +210,7 @@ TEST("the cell of a writer that was killed while it wrote is never blessed as it
     CHECK_EQ(see(cell.word), 1);
 }
 
-// Race: everybody counts one word up with publish_if.
+// Race: all threads increment one word with publish_if.
 //   as many as succeeded  acceptable
 //   anything else         FORBIDDEN
 TEST("compare-and-swap counts exactly in threads") {
@@ -245,13 +246,13 @@ TEST("compare-and-swap counts exactly in processes") {
 }
 
 TEST("copy_bytes copies every byte and none beside them") {
-    Rng dice(7);
+    Rng rng(7);
     for (int i = 0; i < 500; ++i) {
-        const auto bytes = static_cast<std::size_t>(dice.between(0, 300));
-        const auto lead_from = static_cast<std::size_t>(dice.between(0, 15));
-        const auto lead_to = static_cast<std::size_t>(dice.between(0, 15));
+        const auto bytes = static_cast<std::size_t>(rng.between(0, 300));
+        const auto lead_from = static_cast<std::size_t>(rng.between(0, 15));
+        const auto lead_to = static_cast<std::size_t>(rng.between(0, 15));
         std::vector<std::byte> from(lead_from + bytes), to(lead_to + bytes + 16, std::byte{0xAA});
-        dice.fill(from);
+        rng.fill(from);
         auto expected = to;
         std::copy(from.begin() + static_cast<std::ptrdiff_t>(lead_from), from.end(),
                   expected.begin() + static_cast<std::ptrdiff_t>(lead_to));

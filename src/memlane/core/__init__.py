@@ -1,6 +1,11 @@
-"""The core: segments of shared memory with a typed layout, atomic signals, and leases."""
+"""Shared memory with named, typed fields; signals to wait on; leases; and the detection of dead processes.
 
-from memlane._native import Signal, Words
+Start with ``Segment`` (the memory), ``Signal`` (a counter to wait for) and ``Peer`` (a process to watch). The building
+blocks of lanes are in ``memlane.core.lowlevel``.
+"""
+
+from memlane._native import Signal
+from memlane.core import lowlevel as lowlevel
 from memlane.core.errors import (
     BudgetError,
     LayoutError,
@@ -17,7 +22,7 @@ from memlane.core.errors import (
 )
 from memlane.core.layout import SIGNAL, Field, Layout
 from memlane.core.lease import Lease
-from memlane.core.liveness import Life, Peer, Roster, die_with
+from memlane.core.liveness import Peer, die_with
 from memlane.core.names import Leftover, fresh_name, leftovers, reclaim
 from memlane.core.rows import Rows
 from memlane.core.segment import Segment
@@ -30,12 +35,10 @@ __all__ = [
     "LayoutError",
     "Lease",
     "Leftover",
-    "Life",
     "MemlaneError",
     "NothingToSample",
     "Peer",
     "PeerDied",
-    "Roster",
     "Rows",
     "Segment",
     "SegmentClosed",
@@ -46,7 +49,6 @@ __all__ = [
     "StaleView",
     "StaleViewWarning",
     "WaitTimeout",
-    "Words",
     "die_with",
     "fresh_name",
     "leftovers",

@@ -1,6 +1,6 @@
-"""Child processes: the kit that supervisors of vector workers and of collectors share.
+"""Child processes: functions that the supervisors of vector workers and of collectors share.
 
-How children are started, how often they may be restarted, and how their end is described.
+They start children, limit how often children are restarted, and describe how a child ended.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any
 # --------------------------------------------------------------------------------------------------------------- start
 
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that numeric libraries read when they are loaded."""
+"""Environment variables that limit the threads of numeric libraries. A library reads them when it is loaded."""
 
 
 @contextlib.contextmanager
 def without_main_module() -> Iterator[None]:
-    """Around the start of processes that need nothing of the main script: children do not import it again.
+    """Children that are started in this context do not import the main script.
 
-    Scripts without ``if __name__ == "__main__"`` and notebooks work because of this, also with spawned children.
+    So a script needs no ``if __name__ == "__main__"``, and a notebook works, also with spawned children. What a child
+    runs must be importable, or pickled by value.
     """
     main = sys.modules.get("__main__")
     if main is None:
@@ -44,8 +45,10 @@ def without_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Around the start of processes: the numeric libraries that they load use one thread, unless the user says
-    otherwise. A dozen workers with a dozen threads each slow each other down."""
+    """In children that are started in this context, numeric libraries use one thread.
+
+    Without it, a dozen workers with a dozen threads each slow each other down. Variables that the user has set stay.
+    """
     before = {name: os.environ.get(name) for name in THREAD_LIMITS}
     try:
         for name in THREAD_LIMITS:
@@ -58,16 +61,19 @@ def one_thread_each() -> Iterator[None]:
 
 
 def ensure_fork_server(preload: Sequence[str], *, quiet: bool = False) -> None:
-    """Start the process that children are forked from, unless it runs already.
+    """Start the fork server of ``multiprocessing``, unless it is running.
 
-    ``preload`` are the modules that it imports once for all children; a list that the user has set stays. ``quiet``:
-    the server and its children ignore Ctrl-C from their first instruction on, and the server is stopped with this
-    process instead of a moment later.
+    The server imports the modules in ``preload`` once, before it forks children. If the user has called
+    ``set_forkserver_preload``, that list is used instead.
+
+    With ``quiet``, the server and its children ignore Ctrl-C from their first instruction on, and this process waits
+    for the server's end when it exits.
     """
+    global _preloaded
     server: Any = forkserver._forkserver
     if server._forkserver_pid is None and server._preload_modules in (["__main__"], _preloaded):
-        _preloaded[:] = preload
-        forkserver.set_forkserver_preload(list(preload))
+        _preloaded = list(preload)
+        forkserver.set_forkserver_preload(_preloaded)
     ignore = quiet and threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignore else None
     try:
@@ -78,24 +84,30 @@ def ensure_fork_server(preload: Sequence[str], *, quiet: bool = False) -> None:
             signal.signal(signal.SIGINT, before)
     if quiet:
         atexit.unregister(_stop_fork_server)
-        atexit.register(_stop_fork_server)
+        atexit.register(_stop_fork_server, os.getpid())
 
 
-_preloaded: list[str] = []
-"""The modules that memlane asked the fork server to import."""
+_preloaded: list[str] | None = None
+"""The preload list that memlane has set; None if it has set none."""
 
 
-def _stop_fork_server() -> None:
-    """The server ends by itself after its parent; with torch loaded that takes long enough to be noticed."""
-    server: Any = forkserver._forkserver
-    server._stop()
+def _stop_fork_server(pid: int) -> None:
+    """Stop the server that process ``pid`` has started. It would end by itself, but with torch loaded visibly later."""
+    if os.getpid() == pid:  # a forked child inherits this exit handler, but not the server as its child
+        server: Any = forkserver._forkserver
+        server._stop()
 
 
 # ------------------------------------------------------------------------------------------------------------ restarts
 
 
 class RestartWindow:
-    """How often children may be restarted: ``max_restarts`` times within ``seconds``."""
+    """Limits restarts to ``max_restarts`` within any period of ``seconds``.
+
+    >>> window = RestartWindow(max_restarts=2, seconds=60)
+    >>> window.record(), window.record(), window.record()
+    (True, True, False)
+    """
 
     def __init__(self, max_restarts: int, seconds: float) -> None:
         self.max_restarts = max_restarts
@@ -103,7 +115,7 @@ class RestartWindow:
         self._times: deque[float] = deque()
 
     def record(self) -> bool:
-        """Count a restart that is needed now. False: it is one too many."""
+        """Count a restart. Return whether it is allowed; False if it exceeds the limit."""
         now = time.monotonic()
         self._times.append(now)
         while now - self._times[0] > self.seconds:
@@ -112,26 +124,30 @@ class RestartWindow:
 
     @property
     def recent(self) -> int:
-        """Restarts within the last ``seconds``, those one too many included."""
+        """Restarts in the ``seconds`` before the last ``record``, refused ones included."""
         return len(self._times)
 
 
-# ------------------------------------------------------------------------------------------------------------- the end
+# --------------------------------------------------------------------------------------------------------------- exit
 
 
 def exit_of(process: BaseProcess, timeout: float = 1.0) -> str | None:
-    """How a process that is ending ended, in words. None: it has not ended within ``timeout`` seconds."""
+    """Wait up to ``timeout`` seconds for a process to exit, and describe its exit; None if it is still running."""
     process.join(timeout)
     return None if process.exitcode is None else describe_exit(process.exitcode)
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words. Below zero it is the number of a signal, as in ``multiprocessing``."""
+    """Describe an exit code of ``multiprocessing``, where a negative code is the number of a signal.
+
+    >>> describe_exit(1), describe_exit(-15)
+    ('exited with code 1', 'was killed by SIGTERM')
+    """
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9, with the likely cause for signals that have one."""
+    """The name of a signal, with its likely cause if it has one: ``SIGFPE (an integer division by zero ...)``."""
     try:
         name = signal.Signals(number).name
     except ValueError:
@@ -143,8 +159,8 @@ def signal_name(number: int) -> str:
 _LIKELY_CAUSES: dict[int, str] = {
     signal.SIGKILL: "by hand, or the kernel was out of memory",
     signal.SIGSEGV: "an invalid memory access, most likely in native code",
-    signal.SIGBUS: "a mapped file was cut off or the memory behind it ran out",
-    signal.SIGABRT: "native code gave up, often a failed assertion",
+    signal.SIGBUS: "a mapped file was truncated, or memory or disk space for it ran out",
+    signal.SIGABRT: "native code aborted, often because of a failed assertion",
     signal.SIGFPE: "an integer division by zero in native code",
-    signal.SIGILL: "native code built for another processor",
+    signal.SIGILL: "native code was built for another processor",
 }

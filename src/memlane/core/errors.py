@@ -1,4 +1,4 @@
-"""What can go wrong. Every error is also the built-in that Python programmers would catch for it."""
+"""The errors that memlane raises. Each one is also the built-in error that Python code would catch in its place."""
 
 from __future__ import annotations
 
@@ -9,39 +9,68 @@ if TYPE_CHECKING:
 
 
 class MemlaneError(Exception):
-    """The root of all errors that memlane raises on purpose."""
+    """The base class of memlane's errors. Catch it to handle all of them."""
 
 
 class LayoutError(MemlaneError, ValueError):
-    """A field cannot be placed in shared memory, or a description of fields makes no sense."""
+    """Raised when a ``Layout`` is built from a field that shared memory cannot hold, or from invalid bytes.
+
+    Typical causes are an object dtype, a string dtype without a length and a negative shape. The message names the
+    field; change its dtype or shape.
+    """
 
 
 class SegmentError(MemlaneError, ValueError):
-    """A segment cannot be made or attached, or is not what it was expected to be."""
+    """Raised when a segment cannot be created, mapped or attached, or is not what the caller expected.
+
+    The message says what was expected and what was found. Its subclasses are the cases that a program can handle.
+    """
 
 
 class SegmentClosed(SegmentError):
-    """A segment, or something that lies in it, was used after ``close()``."""
+    """Raised when a segment, or a lane, lease or signal in it, is used after ``close()``.
+
+    Close it later, or attach to it again.
+    """
 
 
 class SegmentMissing(SegmentError, FileNotFoundError):
-    """There is no segment by that name or at that path."""
+    """Raised by ``Segment.attach`` and on unpickling when the segment, its file or its directory does not exist.
+
+    Check the name, and that the owner is still running and has not closed the segment.
+    """
 
 
 class SegmentExists(SegmentError, FileExistsError):
-    """There is a segment of a living owner by that name, or a file at that path."""
+    """Raised by ``Segment.create`` when the name belongs to a running process, or the file exists.
+
+    Attach to the existing segment, or choose another name.
+    """
 
 
 class BudgetError(MemlaneError, MemoryError):
-    """The memory that was asked for is not there. Found before anything was allocated."""
+    """Raised before allocation when there is not enough free memory or disk space.
+
+    The message names the limit (machine, control group or file system) and the bytes that are free. Reduce the size,
+    or free memory.
+    """
 
 
 class WaitTimeout(MemlaneError, TimeoutError):
-    """What was waited for did not happen in time."""
+    """Raised when a wait with a ``timeout`` ends before its condition is met.
+
+    No state was changed. Wait again, or pass a longer timeout.
+    """
 
 
 class PeerDied(MemlaneError, ConnectionError):
-    """A process that this one waited for is dead. ``peer`` is the one."""
+    """Raised when a wait depends on a process that is dead, and by ``Peer.of`` for a pid that does not exist.
+
+    The message says how the process ended, as far as this process can know. Restart the peer or stop.
+    """
+
+    peer: Peer | None
+    """The dead process; None if it was never identified."""
 
     def __init__(self, message: str, *, peer: Peer | None = None) -> None:
         super().__init__(message)
@@ -49,12 +78,21 @@ class PeerDied(MemlaneError, ConnectionError):
 
 
 class NothingToSample(MemlaneError, LookupError):
-    """A replay holds no row that could be drawn."""
+    """Raised when a replay has no row that can be sampled, for example because none was added yet.
+
+    Add rows first, or wait for ``Replay.size`` to grow.
+    """
 
 
 class StaleView(MemlaneError, ReferenceError):
-    """A view of shared memory was used after its lease had ended."""
+    """Raised when an array from a lease is requested, or in debug mode used, after the lease ended.
+
+    Copy the data while the lease is active.
+    """
 
 
 class StaleViewWarning(RuntimeWarning):
-    """In debug mode: a lease ended while somebody still held arrays from it."""
+    """Issued in debug mode when a lease ends while arrays from it are still referenced.
+
+    The message names each array and the line that took it. Copy what must outlive the lease.
+    """

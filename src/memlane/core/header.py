@@ -1,20 +1,20 @@
-"""Header: the first page of a segment, which says what it is and whose.
+"""Header: the first page of a segment: its format, its layout and its owner.
 
     offset  size  field         written by, when
     0       8     magic         creator, before the segment can be found
     8       4     version       creator, before the segment can be found
-    12      4     state         creator: READY before it can be found, CLOSED when the owner closes it
-    16      8     header_bytes  creator; a multiple of the page size: the fields begin there
+    12      4     state         creator: READY before the segment can be found, CLOSED when the owner closes it
+    16      8     header_bytes  creator; a multiple of the page size, and the offset of the first field
     24      8     total_bytes   creator; header and fields
     32      8     layout_hash   creator
     40      8     layout_bytes  creator; the length of the layout's description, which begins at byte 128
     48      8     owner_pid     creator
     56      8     owner_start   creator; clock ticks since boot
-    64      8     owner_space   creator; the pid namespace in which owner_pid means something
+    64      8     owner_pid_ns  creator; the pid namespace to which owner_pid belongs
     72      8     created_ns    creator; wall clock
 
-Whoever attaches reads the header from the file, checks every number against every other and against the file's size,
-and maps the memory only then. Offsets of fields are not in it: they follow from the layout.
+``Segment.attach`` reads the header from the file, checks its numbers against each other and against the file's size,
+and only then maps the memory. The header has no field offsets: they follow from the layout.
 """
 
 from __future__ import annotations
@@ -28,77 +28,84 @@ from functools import cache
 import numpy as np
 
 from memlane.core.errors import LayoutError, SegmentError
-from memlane.core.layout import LONGEST_DESCRIPTION, Layout
-from memlane.core.liveness import PID_BITS, Life, Peer
+from memlane.core.layout import MAX_DESCRIPTION_BYTES, Layout
+from memlane.core.liveness import PID_BITS, Peer, PeerState
 
 MAGIC = b"MEMLANE"
 VERSION = 1
 PAGE = 4096
-LAYOUT_AT = 128
+LAYOUT_OFFSET = 128
 READY, CLOSED = 1, 2
 
 DTYPE = np.dtype(
     {
         "names": [
             "magic", "version", "state", "header_bytes", "total_bytes", "layout_hash", "layout_bytes",
-            "owner_pid", "owner_start", "owner_space", "created_ns",
+            "owner_pid", "owner_start", "owner_pid_ns", "created_ns",
         ],
         "formats": ["S8", "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8"],
         "offsets": [0, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72],
-        "itemsize": LAYOUT_AT,
+        "itemsize": LAYOUT_OFFSET,
     }
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header that was checked, or is about to be written."""
+    """The header of a segment: read from a file and checked, or about to be written."""
 
     layout: Layout
     owner: Peer
-    owner_space: int
+    """The process that created the segment."""
+    owner_pid_ns: int
+    """The pid namespace of the owner, as an inode number."""
     created_ns: int
+    """Wall-clock time of creation in nanoseconds."""
     state: int = READY
 
     @classmethod
     def new(cls, layout: Layout) -> Header:
-        return cls(layout, Peer.current("owner"), pid_space(), time.time_ns())
+        """The header of a segment that this process creates now."""
+        return cls(layout, Peer.current("owner"), pid_namespace(), time.time_ns())
 
     @property
     def header_bytes(self) -> int:
-        return -(-(LAYOUT_AT + len(self.layout.to_bytes())) // PAGE) * PAGE
+        """Size of the header, a multiple of the page size."""
+        return -(-(LAYOUT_OFFSET + len(self.layout.to_bytes())) // PAGE) * PAGE
 
     @property
     def total_bytes(self) -> int:
+        """Size of header and fields."""
         return self.header_bytes + self.layout.nbytes
 
-    def owner_life(self) -> Life | None:
-        """Whether the owner lives; None when it lives in another pid namespace, where its pid means nothing to us."""
-        return self.owner.life if self.owner_space == pid_space() else None
+    def owner_state(self) -> PeerState | None:
+        """The state of the owner; None if it is in another pid namespace, where its pid names another process."""
+        return self.owner.state if self.owner_pid_ns == pid_namespace() else None
 
     def write(self, fd: int) -> None:
+        """Write the header to the start of a file."""
         description = self.layout.to_bytes()
         record = np.zeros((), DTYPE)
         record["magic"], record["version"], record["state"] = MAGIC, VERSION, self.state
         record["header_bytes"], record["total_bytes"] = self.header_bytes, self.total_bytes
         record["layout_hash"], record["layout_bytes"] = self.layout.hash, len(description)
         record["owner_pid"], record["owner_start"] = self.owner.pid, self.owner.start
-        record["owner_space"], record["created_ns"] = self.owner_space, self.created_ns
+        record["owner_pid_ns"], record["created_ns"] = self.owner_pid_ns, self.created_ns
         _write_all(fd, record.tobytes() + description)
 
     @classmethod
     def read(cls, fd: int, where: str) -> Header:
-        """Read and check. ``SegmentError`` says what was expected and found at ``where``."""
+        """Read and check the header of a file. ``SegmentError`` names ``where``, the expected and the found value."""
 
-        def expect(fact: bool, expected: object, found: object) -> None:
-            if not fact:
+        def expect(condition: bool, expected: object, found: object) -> None:
+            if not condition:
                 raise SegmentError(f"{where} is not a usable segment: expected {expected}, found {found}")
 
         status = os.fstat(fd)
         expect(stat.S_ISREG(status.st_mode), "a regular file", f"mode {stat.filemode(status.st_mode)}")
         size = status.st_size
-        expect(size >= LAYOUT_AT, f"a header of {LAYOUT_AT} bytes", f"a file of {size}")
-        record = np.frombuffer(_read_all(fd, LAYOUT_AT, 0, where), DTYPE)[0]
+        expect(size >= LAYOUT_OFFSET, f"a header of {LAYOUT_OFFSET} bytes", f"a file of {size}")
+        record = np.frombuffer(_read_all(fd, LAYOUT_OFFSET, 0, where), DTYPE)[0]
         number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
         expect(record["magic"] == MAGIC, f"the magic {MAGIC!r}", repr(record["magic"].item()))
         expect(number["version"] == VERSION, f"format version {VERSION}", number["version"])
@@ -109,39 +116,39 @@ class Header:
             f"a file of {size}",
         )
         expect(
-            LAYOUT_AT + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
+            LAYOUT_OFFSET + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
             f"a layout of {number['layout_bytes']} bytes inside a header inside {number['total_bytes']} bytes",
             f"a header of {number['header_bytes']} bytes",
         )
         expect(
-            number["layout_bytes"] <= LONGEST_DESCRIPTION,
-            f"a layout of at most {LONGEST_DESCRIPTION} bytes",
+            number["layout_bytes"] <= MAX_DESCRIPTION_BYTES,
+            f"a layout of at most {MAX_DESCRIPTION_BYTES} bytes",
             number["layout_bytes"],
         )
         try:
-            layout = Layout.from_bytes(_read_all(fd, number["layout_bytes"], LAYOUT_AT, where))
+            layout = Layout.from_bytes(_read_all(fd, number["layout_bytes"], LAYOUT_OFFSET, where))
         except LayoutError as error:
             raise SegmentError(f"{where} is not a usable segment: its layout cannot be read: {error}") from None
         expect(layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"]))
         owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
         expect(0 < owner.pid < 2**PID_BITS, f"an owner with a pid from 1 to {2**PID_BITS - 1}", owner.pid)
-        header = cls(layout, owner, number["owner_space"], number["created_ns"], number["state"])
+        header = cls(layout, owner, number["owner_pid_ns"], number["created_ns"], number["state"])
         expect(
             (header.header_bytes, header.total_bytes) == (number["header_bytes"], number["total_bytes"]),
-            f"{header.header_bytes} header bytes and {header.total_bytes} in all for its layout",
+            f"{header.header_bytes} header bytes and {header.total_bytes} in total for its layout",
             f"{number['header_bytes']} and {number['total_bytes']}",
         )
         return header
 
 
 def mark_closed(fd: int) -> None:
-    """The owner's last word; whoever still maps the segment can read it."""
+    """Set the state to CLOSED. Only the owner calls it; processes that still map the segment can read the state."""
     os.pwrite(fd, CLOSED.to_bytes(4, "little"), 12)
 
 
 @cache
-def pid_space() -> int:
-    """The pid namespace of this process. Containers that share /dev/shm need not share pids."""
+def pid_namespace() -> int:
+    """The pid namespace of this process, as an inode number. Containers may share /dev/shm but not pids."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -159,6 +166,6 @@ def _read_all(fd: int, nbytes: int, offset: int, where: str) -> bytes:
     while len(data) < nbytes:
         part = os.pread(fd, nbytes - len(data), offset + len(data))
         if not part:
-            raise SegmentError(f"{where} was cut off: expected {nbytes} bytes at {offset}, found {len(data)}")
+            raise SegmentError(f"{where} is truncated: expected {nbytes} bytes at {offset}, found {len(data)}")
         data += part
     return data

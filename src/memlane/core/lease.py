@@ -1,13 +1,13 @@
-"""Lease: a borrowed view of a part of a segment that ends, and knows who still holds it.
+"""Lease: temporary zero-copy access to a part of a segment.
 
-A zero-copy view is valid until the slot that it shows is used again. In normal mode a lease hands out plain arrays and
-can tell, when it ends, whether somebody kept one. In debug mode (``debug=True`` or ``MEMLANE_DEBUG=1``) it hands out
-arrays over a mapping of its own, and when it ends
+A zero-copy array is valid until its slot is used again. In normal mode a lease returns plain arrays and knows which of
+them are still referenced. In debug mode (``debug=True`` or ``MEMLANE_DEBUG=1``) its arrays use a separate mapping of
+the same memory, and when the lease ends
 
-- a ``StaleViewWarning`` names each array that is still held and the line that took it,
-- using such an array is a ``StaleView`` error at that place,
-- and its memory is no longer the shared one but poison, NaN or -1 everywhere: not even code that goes around numpy
-  (torch, C) can read a silently changed number, or write into a slot that now belongs to somebody else.
+- a ``StaleViewWarning`` names each array that is still referenced and the line that took it,
+- using such an array raises ``StaleView``,
+- and its memory is replaced by poison (NaN or -1): code that bypasses numpy's methods, such as torch or C, cannot read
+  data of the slot's next use, or write into it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,39 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def debug_mode() -> bool:
-    """Whether ``MEMLANE_DEBUG`` asks for it."""
+    """Whether the environment variable ``MEMLANE_DEBUG`` turns debug mode on."""
     return os.environ.get("MEMLANE_DEBUG", "") not in ("", "0")
 
 
 class Lease(Mapping[str, NDArray[Any]]):
-    """The fields of ``layout`` at byte ``offset`` of a segment's fields, borrowed until ``release``.
+    """Temporary zero-copy access to fields in a segment: a mapping from field name to array, until ``release``.
 
-    ``on_release`` is called once, when the lease ends: that is where a lane takes its slot back.
+    Lanes return leases of their slots, for example from ``claim`` and ``take`` of a ring. Create one directly to access
+    a plain segment. One thread at a time uses and releases a lease; ``with`` releases it at the end.
+
+        >>> with Segment.create({"obs": ("float32", 4)}) as segment:
+        ...     with Lease(segment) as lease:
+        ...         lease["obs"][:] = 1
+        ...         total = float(lease["obs"].sum())
+        ...     total, lease.released
+        (4.0, True)
+
+    After the end of the lease its arrays may show other data at any time: copy what must outlive it. In debug mode,
+    using such an array raises ``StaleView``. If the process dies with an active lease, the lane that issued it reclaims
+    the slot; a lease over a plain segment owns nothing that would have to be reclaimed.
+
+    Args:
+        segment: The segment to access.
+        layout: The fields to access; by default those of the segment.
+        offset: Where ``layout`` begins, in bytes from the segment's first field.
+        writeable: Whether the arrays may be written.
+        on_release: Called once when the lease ends; a lane takes its slot back there.
+        debug: Whether to detect stale arrays; by default if ``MEMLANE_DEBUG`` is set.
+        label: The name of the lease in messages.
     """
 
     __slots__ = (
-        "__weakref__", "_end", "_given", "_on_release", "_source", "_window", "_writeable", "label", "layout",
+        "__weakref__", "_expiry", "_mapping", "_on_release", "_taken", "_window", "_writeable", "label", "layout",
     )  # fmt: skip
 
     def __init__(
@@ -66,32 +87,32 @@ class Lease(Mapping[str, NDArray[Any]]):
         self._begin(window, alias, layout, writeable, label)
 
     def _begin(self, window: Window, alias: Window | None, layout: Layout, writeable: bool, label: str) -> None:
-        """``window`` is where the segment shows the fields; ``alias``, in debug mode, where this lease alone does."""
+        """Start the lease. ``window`` is in the segment's mapping; ``alias``, in debug mode, in a separate one."""
         self.layout = layout
         self.label = label
         self._writeable = writeable
-        self._source = window[0]
+        self._mapping = window[0]
         self._window: Window | None = alias or window
-        self._end = _End(alias[0]) if alias is not None else None
-        self._given: list[tuple[weakref.ref[NDArray[Any]], str, str]] = []
+        self._expiry = _Expiry(alias[0]) if alias is not None else None
+        self._taken: list[tuple[weakref.ref[NDArray[Any]], str, str]] = []
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The field as an array that is valid until the lease ends."""
+        """The field as an array over the shared memory, valid until the lease ends."""
         window = self._window
         if window is None:
-            raise StaleView(f"the lease of {self.label} has ended; take field {name!r} before release()")
-        if self._source.closed:
+            raise StaleView(f"the lease of {self.label} has ended; access field {name!r} before release()")
+        if self._mapping.closed:
             raise SegmentClosed(f"{self.label} was used after its segment was closed; use it before close()")
         view = self.layout[name].view(*window)
         if not self._writeable:
             view.flags.writeable = False
-        if self._end is None:
-            self._given.append((weakref.ref(view), name, ""))
+        if self._expiry is None:
+            self._taken.append((weakref.ref(view), name, ""))
             return view
-        place = _caller()
-        self._given.append((weakref.ref(view), name, place))
+        line = _calling_line()
+        self._taken.append((weakref.ref(view), name, line))
         watched = view.view(WatchedView)
-        watched._end, watched._taken = self._end, f"field {name!r} of {self.label}, taken at {place},"
+        watched._expiry, watched._origin = self._expiry, f"field {name!r} of {self.label}, taken at {line},"
         return watched
 
     def __iter__(self) -> Iterator[str]:
@@ -100,36 +121,37 @@ class Lease(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(self.layout)
 
-    def holders(self) -> list[str]:
-        """The arrays from this lease that are still alive, directly or behind a slice or a tensor of theirs, and in
-        debug mode the lines that took them."""
-        return [f"{name} taken at {place}" if place else name for ref, name, place in self._given if ref() is not None]
+    def views_in_use(self) -> list[str]:
+        """The names of the arrays from this lease that are still referenced, directly or through a slice or tensor. In
+        debug mode, each with the line that took it."""
+        return [f"{name} taken at {line}" if line else name for ref, name, line in self._taken if ref() is not None]
 
     @property
     def released(self) -> bool:
+        """Whether the lease has ended."""
         return self._window is None
 
     def release(self) -> None:
-        """End the lease. Again is harmless."""
+        """End the lease. Calling it again has no effect."""
         if self._window is None:
             return
         self._window = None
-        if self._end is None:
-            self._ended()
+        if self._expiry is None:
+            self._after_release()
             return
-        held = self.holders()
-        self._end.come()
-        self._ended()
-        if held:
+        in_use = self.views_in_use()
+        self._expiry.expire()
+        self._after_release()
+        if in_use:
             warnings.warn(
-                f"{len(held)} array(s) outlive the lease of {self.label}: {'; '.join(held)}. They now hold NaN or -1; "
-                "copy what must be kept before the lease ends",
+                f"{len(in_use)} array(s) outlive the lease of {self.label}: {'; '.join(in_use)}. They now contain NaN "
+                "or -1; copy what must be kept before the lease ends",
                 StaleViewWarning,
                 stacklevel=2,
             )
 
-    def _ended(self) -> None:
-        """What is to happen once, when the lease has ended."""
+    def _after_release(self) -> None:
+        """Called once, when the lease has ended. Lanes override it."""
         if self._on_release is not None:
             self._on_release()
 
@@ -143,34 +165,34 @@ class Lease(Mapping[str, NDArray[Any]]):
         return f"<Lease of {self.label}{', released' if self.released else ''}>"
 
 
-class _End:
-    """Whether a lease has ended; shared by the lease and all its views."""
+class _Expiry:
+    """Whether a debug lease has ended; shared by the lease and all its arrays."""
 
-    __slots__ = ("_mapping", "came")
+    __slots__ = ("_mapping", "expired")
 
     def __init__(self, mapping: _native.Mapping) -> None:
         self._mapping = mapping
-        self.came = False
+        self.expired = False
 
-    def come(self) -> None:
-        self.came = True
+    def expire(self) -> None:
+        self.expired = True
         self._mapping.retire()
 
 
 class WatchedView(np.ndarray[Any, np.dtype[Any]]):
-    """An array of a debug lease: each use asks whether the lease still holds. Results of computations are plain."""
+    """An array of a debug lease: each use checks that the lease is active. Results of computations are plain arrays."""
 
-    _end: _End | None = None
-    _taken: str = ""
+    _expiry: _Expiry | None = None
+    _origin: str = ""
 
     def __array_finalize__(self, source: object) -> None:
-        # Only what still shows the leased memory is watched: a copy is free.
+        # Only arrays over the leased memory are watched; a copy is not.
         if isinstance(source, WatchedView) and np.may_share_memory(self.view(np.ndarray), source.view(np.ndarray)):
-            self._end, self._taken = source._end, source._taken
+            self._expiry, self._origin = source._expiry, source._origin
 
     def _check(self) -> NDArray[Any]:
-        if self._end is not None and self._end.came:
-            raise StaleView(f"{self._taken} was used after the lease had ended; copy it while the lease holds")
+        if self._expiry is not None and self._expiry.expired:
+            raise StaleView(f"{self._origin} was used after the lease ended; copy it while the lease is active")
         return self.view(np.ndarray)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -212,13 +234,13 @@ def _checked(name: str) -> Callable[..., Any]:
     return method
 
 
-# Slicing and ufuncs are caught above; these methods go straight to the memory.
-_STRAIGHT = """
+# Slicing and ufuncs are checked above. These methods access the memory without either.
+_UNCHECKED_METHODS = """
 __array__ __bool__ __complex__ __contains__ __copy__ __deepcopy__ __dlpack__ __float__ __format__ __index__ __int__
 __reduce_ex__ argmax argmin argpartition argsort astype byteswap choose clip compress copy cumprod cumsum dot dump dumps
 fill flatten item nonzero partition put repeat searchsorted setfield sort take tobytes tofile tolist
 """
-for _name in _STRAIGHT.split():
+for _name in _UNCHECKED_METHODS.split():
     setattr(WatchedView, _name, _checked(_name))
 
 
@@ -236,8 +258,8 @@ def _plain_deep(value: Any) -> Any:
     return _plain(value)
 
 
-def _caller() -> str:
-    """The nearest line outside this package."""
+def _calling_line() -> str:
+    """File, line and function of the innermost caller outside memlane."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
         frame = frame.f_back

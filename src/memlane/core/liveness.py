@@ -1,8 +1,8 @@
-"""Liveness: which processes are alive, and what becomes of one whose partner dies.
+"""Liveness: which processes are alive, and how a process ends together with another.
 
-A process is known by its pid *and* its start time, because pids are used again. ``kill(pid, 0)`` is no test of life: it
-calls a zombie alive. A pidfd is: it becomes readable at the death of exactly the process that it was opened for, and
-that is what waits watch (see ``Signal.wait``).
+A process is identified by its pid *and* its start time, because the kernel reuses pids. ``kill(pid, 0)`` does not
+detect death: it succeeds for a zombie. A pidfd does: it becomes readable when exactly the process that it was opened
+for dies. Waits such as ``Signal.wait`` poll pidfds.
 """
 
 from __future__ import annotations
@@ -17,24 +17,43 @@ from memlane.core.children import describe_exit
 from memlane.core.errors import PeerDied, SegmentError
 
 PID_BITS = 22
-"""Linux numbers processes below 2**22, so a pid and a start time fit into one atomic word."""
+"""Linux pids are below 2**22, so a pid and a start time fit into one 64-bit word."""
 
 
-class Life(enum.Enum):
-    """What ``Peer.life`` finds."""
+class PeerState(enum.Enum):
+    """The state of a process, as ``Peer.state`` reports it."""
 
     ALIVE = "alive"
+    """Running, sleeping or stopped."""
     ZOMBIE = "zombie"
+    """Dead, but its parent has not collected its exit status."""
     DEAD = "dead"
+    """No process has this pid."""
     RECYCLED = "recycled"
+    """Dead, and another process has its pid now."""
 
 
 class Peer:
-    """A process on this machine: pid, start time, and a pidfd from the first time that somebody watches it.
+    """A process on this machine, identified by pid and start time, that waits can watch.
 
-    >>> Peer.current().alive
-    True
+    Any process may hold a peer; it pickles. Pass peers to a wait, and the wait raises ``PeerDied`` soon after one of
+    them dies, instead of waiting for its timeout. The pidfd that this needs is opened on first use; ``close`` and
+    garbage collection close it.
+
+        >>> me = Peer.current("learner")
+        >>> me.alive, me.state
+        (True, <PeerState.ALIVE: 'alive'>)
+        >>> Peer.from_word(me.word) == me
+        True
+
+    A dead peer stays dead: if the kernel gives its pid to another process, ``state`` is ``RECYCLED``.
     """
+
+    pid: int
+    start: int
+    """Start time in clock ticks since boot."""
+    name: str
+    """The name of the process in error messages."""
 
     __slots__ = ("_pidfd", "name", "pid", "start")
 
@@ -46,81 +65,85 @@ class Peer:
 
     @classmethod
     def current(cls, name: str = "process") -> Peer:
+        """The calling process."""
         pid = os.getpid()
         return cls(pid, _current_start(pid), name)
 
     @classmethod
     def of(cls, pid: int, name: str = "process") -> Peer:
-        """The process that has this pid now. ``PeerDied`` if there is none."""
-        found = _stat(pid)
-        if found is None:
+        """The process that has this pid now. Raises ``PeerDied`` if there is none."""
+        stat = _read_stat(pid)
+        if stat is None:
             raise PeerDied(f"there is no process with pid {pid}")
-        return cls(pid, found[1], name)
+        return cls(pid, stat[1], name)
 
     @property
     def word(self) -> int:
-        """Pid and start time as one number above zero that an atomic word can hold."""
+        """Pid and start time as one positive integer, which fits into an atomic 64-bit word."""
         return self.start << PID_BITS | self.pid
 
     @classmethod
     def from_word(cls, word: int, name: str = "process") -> Peer:
+        """The peer whose ``word`` this is."""
         return cls(word & (1 << PID_BITS) - 1, word >> PID_BITS, name)
 
     @property
-    def life(self) -> Life:
-        found = _stat(self.pid)
-        if found is None:
-            return Life.DEAD
-        state, start = found
+    def state(self) -> PeerState:
+        """The state of the process now."""
+        stat = _read_stat(self.pid)
+        if stat is None:
+            return PeerState.DEAD
+        state, start = stat
         if start != self.start:
-            return Life.RECYCLED
-        return Life.ZOMBIE if state in "ZX" else Life.ALIVE
+            return PeerState.RECYCLED
+        return PeerState.ZOMBIE if state in "ZX" else PeerState.ALIVE
 
     @property
     def alive(self) -> bool:
-        """Whether it can still do anything. A zombie cannot."""
-        return self.life is Life.ALIVE
+        """Whether the process can still run. A stopped process can; a zombie cannot."""
+        return self.state is PeerState.ALIVE
 
     def fileno(self) -> int:
-        """A descriptor that is readable as soon as the process is dead."""
+        """A file descriptor that becomes readable when the process dies."""
         if self._pidfd is None:
             if not 0 < self.pid < 1 << PID_BITS:
-                return _dead_fd()  # no process has such a number; a word or a header was tampered with
+                return _dead_fd()  # not a valid pid: the word or the header that it came from is corrupt
             try:
                 pidfd = os.pidfd_open(self.pid)
             except ProcessLookupError:
                 return _dead_fd()
-            if self.life in (Life.RECYCLED, Life.DEAD):
+            if self.state in (PeerState.RECYCLED, PeerState.DEAD):
                 os.close(pidfd)
                 return _dead_fd()
             self._pidfd = pidfd
         return self._pidfd
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for its death; say whether it came."""
+        """Wait until the process is dead. Return False if it is not after ``timeout`` seconds."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(None if timeout is None else max(0, round(timeout * 1000))))
 
-    def obituary(self) -> str:
-        """One line: who died, and of what as far as this process can know."""
+    def describe_death(self) -> str:
+        """One line: name, pid, and how the process ended, as far as this process can know."""
         return f"{self.name} (pid {self.pid}) {self._cause()}"
 
     def error(self, waiting: str) -> Exception:
-        """What a wait raises when it finds this process dead. ``waiting`` says what it did: "waited for ..."."""
-        return PeerDied(f"{self.obituary()} while this process {waiting}", peer=self)
+        """The error that a wait raises when this process is dead. ``waiting`` describes the wait: "waited for ..."."""
+        return PeerDied(f"{self.describe_death()} while this process {waiting}", peer=self)
 
     def _cause(self) -> str:
         try:
-            # WNOWAIT: only look. The exit status stays for whoever is to collect it.
+            # WNOWAIT leaves the exit status to the code that collects the child.
             result = os.waitid(os.P_PIDFD, self.fileno(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except OSError:
-            result = None  # not a child of ours, or collected already
+            result = None  # not a child of this process, or already collected
         if result is None:
             return "is alive" if self.alive else "died"
         return describe_exit(result.si_status if result.si_code == os.CLD_EXITED else -result.si_status)
 
     def close(self) -> None:
+        """Close the pidfd, if one is open. A later wait opens another."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
@@ -138,13 +161,14 @@ class Peer:
         return (Peer, (self.pid, self.start, self.name))
 
     def __repr__(self) -> str:
-        return f"Peer({self.name}, pid {self.pid}, {self.life.value})"
+        return f"Peer({self.name}, pid {self.pid}, {self.state.value})"
 
 
 class Roster:
-    """A table of atomic words in a segment in which processes enter themselves, so that others can watch them.
+    """A table of processes in shared memory: each process adds itself, so that others can watch it.
 
-    Who may call: any process that maps the table. An entry whose process is dead is free for the next one.
+    Any process that maps the table may call any method. The entry of a dead process stays listed until another process
+    takes it.
     """
 
     __slots__ = ("_words",)
@@ -153,43 +177,44 @@ class Roster:
         self._words = words
 
     def join(self, peer: Peer | None = None) -> int:
-        """Enter ``peer`` (default: this process) and return its place."""
+        """Add ``peer`` (default: this process) and return the index of its entry."""
         word = (peer or Peer.current()).word
-        for place in range(len(self._words)):
-            holder = self._words.load(place)
+        for index in range(len(self._words)):
+            holder = self._words.load(index)
             free = holder == 0 or not Peer.from_word(holder).alive
-            if free and self._words.compare_and_swap(place, holder, word):
-                return place
+            if free and self._words.compare_and_swap(index, holder, word):
+                return index
         raise SegmentError(
-            f"all {len(self._words)} places of {self._words.label} are taken by living processes; make the table larger"
+            f"all {len(self._words)} entries of {self._words.label} belong to running processes; create a larger table"
         )
 
-    def leave(self, place: int, peer: Peer | None = None) -> None:
-        """Give the place back, if it is still ours."""
-        self._words.compare_and_swap(place, (peer or Peer.current()).word, 0)
+    def leave(self, index: int, peer: Peer | None = None) -> None:
+        """Clear entry ``index``, if it still belongs to ``peer`` (default: this process)."""
+        self._words.compare_and_swap(index, (peer or Peer.current()).word, 0)
 
     def peers(self) -> dict[int, Peer]:
-        """Who has entered, by place; the dead among them too."""
-        words = {place: self._words.load(place) for place in range(len(self._words))}
+        """The processes in the table by entry, dead ones included."""
+        words = {index: self._words.load(index) for index in range(len(self._words))}
         return {
-            place: Peer.from_word(word, f"{self._words.label}, place {place}") for place, word in words.items() if word
+            index: Peer.from_word(word, f"{self._words.label}, entry {index}") for index, word in words.items() if word
         }
 
 
 def die_with(peer: Peer, grace: float = 0.5) -> None:
     """End this process when ``peer`` dies: SIGTERM at once, SIGKILL ``grace`` seconds later.
 
-    Works under fork, forkserver and spawn, whoever forked us. A child forked from here has to ask for itself.
+    Works under fork, forkserver and spawn, and for peers other than the parent. A child of this process does not
+    inherit it: it has to call ``die_with`` itself.
     """
     if not grace >= 0:
         raise ValueError(f"grace must be a number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
 
 
-def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start time (clock ticks since boot) of a process, or None if there is none."""
+def _read_stat(pid: int) -> tuple[str, int] | None:
+    """State letter and start time (clock ticks since boot) of a process; None if it does not exist."""
     try:
-        # Not a file object: a signal handler that leaves the program right here would leave it to warn about itself.
+        # Not a file object: if a signal handler raises here, an unclosed one would issue a ResourceWarning.
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             line = os.read(descriptor, 4096)
@@ -197,25 +222,25 @@ def _stat(pid: int) -> tuple[str, int] | None:
             os.close(descriptor)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command's name stands in parentheses and may itself contain some: what counts begins after the last one.
+    # The command name is in parentheses and may contain parentheses: the other fields begin after the last one.
     fields = line[line.rindex(b")") + 2 :].split()
     return fields[0].decode(), int(fields[19])
 
 
 @cache
 def _current_start(pid: int) -> int:
-    found = _stat(pid)
-    assert found is not None, "a running process has a stat file"
-    return found[1]
+    stat = _read_stat(pid)
+    assert stat is not None, "a running process has a stat file"
+    return stat[1]
 
 
-# A child may get a pid that one of its ancestors had when it filled the cache.
+# A forked child may have the pid of an ancestor that filled the cache before it died.
 os.register_at_fork(after_in_child=_current_start.cache_clear)
 
 
 @cache
 def _dead_fd() -> int:
-    """A descriptor that is readable for ever: what a pidfd of a process long gone would be."""
+    """A descriptor that is always readable, as the pidfd of a dead process would be."""
     read_end, write_end = os.pipe()
     os.close(write_end)
     return read_end

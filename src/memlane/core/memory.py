@@ -1,14 +1,14 @@
-"""Memory: how much there is room for, before anything is allocated.
+"""Memory: how much is free, checked before anything is allocated.
 
-Memory that is promised now and missing later shows up as SIGBUS or as the out-of-memory killer, far from its cause. So
-segments are reserved in full when they are made, and before that this module looks whether the machine, the control
-group and the file system can give that much.
+Memory that is promised but missing later appears as SIGBUS or as the out-of-memory killer, far from its cause. So a
+segment reserves its memory in full when it is created, and before that this module checks whether the machine, the
+control group and the file system have enough.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,55 +16,56 @@ from memlane.core.errors import BudgetError, SegmentMissing
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that are free, and the limit that says so."""
+class FreeMemory:
+    """Free memory or disk space under one limit."""
 
     free: int
+    """Free bytes."""
     limit: str
+    """The limit in words, for error messages: "the machine's available memory"."""
 
 
-def machine_room(proc: Path = Path("/proc")) -> Room:
-    """What the machine could give without swapping."""
+def machine_memory(proc: Path = Path("/proc")) -> FreeMemory:
+    """The memory that the machine can provide without swapping."""
     for line in (proc / "meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return Room(int(line.split()[1]) * 1024, "the machine's available memory")
+            return FreeMemory(int(line.split()[1]) * 1024, "the machine's available memory")
     raise BudgetError(f"{proc}/meminfo has no line MemAvailable")
 
 
-def group_room(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> Room | None:
-    """What the tightest control group that holds this process could still give; None where none limits it."""
-    rooms = list(_group_rooms(proc, groups))
-    return min(rooms, key=lambda room: room.free, default=None)
+def cgroup_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> FreeMemory | None:
+    """The memory left in the tightest control group of this process; None if no control group limits it."""
+    return min(_cgroup_limits(proc, groups), key=lambda memory: memory.free, default=None)
 
 
-def directory_room(directory: Path) -> Room:
-    """What the file system behind a directory could still take."""
+def directory_space(directory: Path) -> FreeMemory:
+    """The space left in the file system of a directory."""
     try:
         system = os.statvfs(directory)
     except FileNotFoundError:
         raise SegmentMissing(f"the directory {directory} does not exist") from None
-    return Room(system.f_bavail * system.f_frsize, f"the file system of {directory}")
+    return FreeMemory(system.f_bavail * system.f_frsize, f"the file system of {directory}")
 
 
-def require(nbytes: int, what: str, rooms: Iterator[Room | None] | list[Room | None]) -> None:
-    """``BudgetError`` if any of ``rooms`` is too small for ``nbytes``."""
-    tightest = min((room for room in rooms if room is not None), key=lambda room: room.free)
+def require(nbytes: int, what: str, limits: Iterable[FreeMemory | None]) -> None:
+    """Raise ``BudgetError`` if any of ``limits`` has fewer than ``nbytes`` free."""
+    tightest = min((memory for memory in limits if memory is not None), key=lambda memory: memory.free)
     if nbytes > tightest.free:
         raise BudgetError(
-            f"{what} needs {nbytes} bytes ({readable(nbytes)}), but {tightest.limit} has only {tightest.free} "
-            f"({readable(tightest.free)}) free; lower its shape or free memory first"
+            f"{what} needs {nbytes} bytes ({format_bytes(nbytes)}), but {tightest.limit} has only {tightest.free} "
+            f"({format_bytes(tightest.free)}) free; reduce its shape, or free memory first"
         )
 
 
-def readable(nbytes: int) -> str:
-    """``1.5 GiB`` for people; exact numbers stand beside it where they matter."""
+def format_bytes(nbytes: int) -> str:
+    """A size for people, such as ``1.5 GiB``."""
     if nbytes < 1024:
         return f"{nbytes} bytes"
     power = min((nbytes.bit_length() - 1) // 10, 5)
     return f"{nbytes / 1024**power:.1f} {' KMGTP'[power]}iB"
 
 
-def _group_rooms(proc: Path, groups: Path) -> Iterator[Room]:
+def _cgroup_limits(proc: Path, groups: Path) -> Iterator[FreeMemory]:
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -83,8 +84,8 @@ def _group_rooms(proc: Path, groups: Path) -> Iterator[Room]:
             )
 
 
-def _limits(root: Path, path: str, limit_file: str, used_file: str, cache_key: str) -> Iterator[Room]:
-    """Each group on the way up to the root can set a limit of its own."""
+def _limits(root: Path, path: str, limit_file: str, used_file: str, cache_key: str) -> Iterator[FreeMemory]:
+    """The limit of the control group at ``path`` and of each of its ancestors."""
     folder = root / path.lstrip("/")
     while True:
         try:
@@ -92,11 +93,11 @@ def _limits(root: Path, path: str, limit_file: str, used_file: str, cache_key: s
             used = int((folder / used_file).read_text())
             statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            limit = "max"  # no such file here: the root has none, nor has a path from outside our namespace
+            limit = "max"  # the root group has no such files, and a path from outside our namespace does not exist
             used, statistics = 0, {}
-        if limit.isdigit() and int(limit) < 2**60:  # version 1 writes "no limit" as a huge number
+        if limit.isdigit() and int(limit) < 2**60:  # cgroup version 1 writes "no limit" as a huge number
             droppable = int(statistics.get(cache_key, 0))
-            yield Room(max(0, int(limit) - used + droppable), f"the control group {folder}")
+            yield FreeMemory(max(0, int(limit) - used + droppable), f"the control group {folder}")
         if folder == root or root not in folder.parents:
             return
         folder = folder.parent

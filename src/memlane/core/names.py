@@ -1,9 +1,10 @@
-"""Names: how unrelated processes find a segment, and how the names of the dead go away.
+"""Names: how unrelated processes find a segment, and how the segments of dead owners are removed.
 
-A named segment is a file ``memlane-NAME`` in /dev/shm (``MEMLANE_SHM_DIR`` names another directory). It is made without
-a name and linked to it as the last step, header and all, so no instant exists at which a kill leaves half a segment
-behind. Its header says who owns it. ``reclaim`` removes those whose owner is dead; it runs at the first segment that a
-process makes and at every named one. Never a resource tracker: an attacher that exits leaves the owner's segment alone.
+A named segment is a file ``memlane-NAME`` in /dev/shm (or in ``MEMLANE_SHM_DIR``). The file is created without a name
+and linked to its name as the last step, complete with its header: a kill at any instant leaves no incomplete segment
+behind. The header names the owner. ``reclaim`` removes segments whose owner is dead. It runs when a process creates its
+first segment and whenever a named one is created. Python's resource tracker is not used: when a process that attached
+to a segment exits, the tracker would remove the segment although its owner still uses it.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memlane.core.errors import MemlaneError, SegmentError, SegmentExists, SegmentMissing
-from memlane.core.header import Header, pid_space
-from memlane.core.liveness import Life, Peer
+from memlane.core.header import Header, pid_namespace
+from memlane.core.liveness import Peer, PeerState
 
 PREFIX = "memlane-"
-_UNBORN = ".memlane-unborn-"
+_UNFINISHED = ".memlane-unfinished-"
 _MODE = 0o600
-_PATIENCE = 1.0
-"""Seconds for the two system calls between a lock and the removal of a name."""
+_RECLAIM_TIMEOUT = 1.0
+"""Seconds to wait for another process that is between locking a file and removing its name: two system calls."""
 _serial = itertools.count()
 
 
 def directory() -> Path:
-    """Where named segments live."""
+    """The directory of named segments."""
     return Path(os.environ.get("MEMLANE_SHM_DIR") or "/dev/shm")
 
 
 def path_of(name: str) -> Path:
-    """The file behind a name."""
+    """The file of the segment with this name."""
     try:
-        room = 255 - len(os.fsencode(PREFIX + name))
+        nbytes = len(os.fsencode(PREFIX + name))
     except (TypeError, UnicodeEncodeError):
-        room = -1
-    if room < 0 or not name or "/" in name or "\0" in name:
+        nbytes = 0
+    if not len(PREFIX) < nbytes <= 255 or "/" in name or "\0" in name:
         raise SegmentError(
             f"a segment's name must be a string of 1 to {255 - len(PREFIX)} bytes without '/' and NUL, found {name!r}"
         )
@@ -50,41 +51,53 @@ def path_of(name: str) -> Path:
 
 
 def fresh_name(label: str = "segment") -> str:
-    """A name that nobody has: it carries this process's pid and start time."""
+    """A unique name for a segment: ``label``, pid and start time of this process, a counter and a random suffix."""
     me = Peer.current()
     return f"{label}-{me.pid}-{me.start}-{next(_serial)}-{secrets.token_hex(3)}"
 
 
-def open_nameless(folder: Path) -> tuple[int, Path | None]:
-    """A new file in ``folder`` that nobody can find. The path is where it hides on file systems without O_TMPFILE."""
+def open_unnamed(folder: Path) -> tuple[int, Path | None]:
+    """Create a file without a name in ``folder``. Return its descriptor, and on file systems without O_TMPFILE the
+    path of the hidden file that is used instead."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _MODE), None
     except FileNotFoundError:
         raise SegmentMissing(f"the directory {folder} does not exist") from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-            raise SegmentError(f"cannot make a file in {folder}: {error.strerror}") from error
+            raise SegmentError(f"cannot create a file in {folder}: {error.strerror}") from error
     me = Peer.current()
-    hidden = folder / f"{_UNBORN}{me.pid}-{me.start}-{pid_space()}-{secrets.token_hex(8)}"
+    hidden = folder / f"{_UNFINISHED}{me.pid}-{me.start}-{pid_namespace()}-{secrets.token_hex(8)}"
     return os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, _MODE), hidden
 
 
-def give_name(fd: int, hidden: Path | None, path: Path) -> None:
-    """Link a finished nameless file to its name. ``SegmentExists`` if the name is taken."""
+def link_name(fd: int, hidden: Path | None, path: Path) -> None:
+    """Link a file from ``open_unnamed`` to its name. Raises ``SegmentExists`` if the name is taken."""
     try:
         if hidden is not None:
             os.link(hidden, path)
             return
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # With a dir_fd Python calls linkat(AT_SYMLINK_FOLLOW); without one it would link the symlink itself.
+            # With dst_dir_fd, Python calls linkat(AT_SYMLINK_FOLLOW). Without it, it would link the symlink itself.
             os.link(f"/proc/self/fd/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
         finally:
             os.close(folder)
     except FileExistsError:
-        raise SegmentExists(f"{path} exists already{_whose(path)}; attach to it, or choose another name") from None
+        raise SegmentExists(
+            f"{path} already exists{_describe_owner(path)}; attach to it, or choose another name"
+        ) from None
     except OSError as error:
-        raise SegmentError(f"cannot give a segment the name {path}: {error.strerror}") from error
+        raise SegmentError(f"cannot link a segment to the name {path}: {error.strerror}") from error
+
+
+def existing() -> list[str]:
+    """The names of all segments in the directory, dead owners included."""
+    try:
+        files = os.listdir(directory())
+    except OSError:
+        return []
+    return [file.removeprefix(PREFIX) for file in files if file.startswith(PREFIX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,67 +106,73 @@ class Leftover:
 
     path: Path
     nbytes: int
+    """Size of the file in bytes."""
     owner: Peer
+    """The dead process that created it."""
 
 
 def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
-    """Named segments of dead owners. Those of other users and of other pid namespaces are not ours to judge."""
+    """The named segments of dead owners. Segments of other users and of other pid namespaces are skipped: whether
+    their owners are alive cannot be known here."""
     try:
         entries = list(os.scandir(folder or directory()))
     except OSError:
         return
     for entry in entries:
-        owner = _owner_of_entry(Path(entry.path))
+        owner = _dead_owner(Path(entry.path))
         if owner is not None:
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # removed in the meantime
                 yield Leftover(Path(entry.path), entry.stat(follow_symlinks=False).st_size, owner)
 
 
 def reclaim(folder: Path | None = None) -> list[Leftover]:
-    """Remove the named segments of dead owners and return what was removed. Whoever still maps one keeps its memory."""
+    """Remove the named segments of dead owners and return them. Processes that map one keep its memory."""
     return [leftover for leftover in leftovers(folder) if _remove(leftover)]
 
 
-def free(path: Path) -> None:
-    """Reclaim one name. Whoever is at it already gets a moment to finish; if it was stopped, the name stays taken."""
-    deadline = time.monotonic() + _PATIENCE
-    while (owner := _owner_of_entry(path)) is not None and time.monotonic() < deadline:
+def reclaim_name(path: Path) -> None:
+    """Remove the segment at ``path`` if its owner is dead. If another process is removing it, wait for that; if that
+    process was stopped meanwhile, the name stays taken."""
+    deadline = time.monotonic() + _RECLAIM_TIMEOUT
+    while (owner := _dead_owner(path)) is not None and time.monotonic() < deadline:
         if not _remove(Leftover(path, 0, owner)):
             time.sleep(0.001)
 
 
 def _remove(leftover: Leftover) -> bool:
-    """Take the name away if it still belongs to the dead owner. Between the look and the removal somebody else may have
-    reclaimed the name and given it to a living segment. So whoever removes locks the dead file first: a name leads to
-    another file only after this one was removed, which nobody else can do now. Death opens the lock."""
+    """Unlink the name if it still belongs to the dead owner; return whether it was unlinked.
+
+    Between the check of the owner and the removal, another process may reclaim the name and link it to a new segment.
+    So the dead file is locked first, and checked again: the name can only lead to another file after this one was
+    unlinked, and only the holder of the lock unlinks it. The kernel releases the lock of a process that dies.
+    """
     try:
         fd = os.open(leftover.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return False  # somebody else was faster
+        return False  # another process removed it
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never waits: whoever has the lock may have been stopped
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no wait: the holder may be stopped
         if not os.path.samestat(os.fstat(fd), os.stat(leftover.path, follow_symlinks=False)):
             return False
-        if _owner_of_entry(leftover.path) != leftover.owner:
+        if _dead_owner(leftover.path) != leftover.owner:
             return False
         os.unlink(leftover.path)
         return True
     except OSError:
         return False
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a fork in another thread may have copied the descriptor
+        fcntl.flock(fd, fcntl.LOCK_UN)  # close is not enough: a fork in another thread may have copied the descriptor
         os.close(fd)
 
 
-def _owner_of_entry(path: Path) -> Peer | None:
-    """The owner of what lies at ``path`` if it is a named segment, whole or unborn, and its owner is certainly dead."""
-    if path.name.startswith(_UNBORN):
-        return _unborn_owner(path.name)
-    return _dead_owner(path) if path.name.startswith(PREFIX) else None
-
-
 def _dead_owner(path: Path) -> Peer | None:
-    """The owner of the segment at ``path`` if it is certainly dead."""
+    """The owner of the named segment at ``path``, finished or not, if that owner is certainly dead; otherwise None."""
+    if path.name.startswith(_UNFINISHED):
+        return _dead_owner_of_unfinished(path.name)
+    return _dead_owner_of_segment(path) if path.name.startswith(PREFIX) else None
+
+
+def _dead_owner_of_segment(path: Path) -> Peer | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -161,30 +180,32 @@ def _dead_owner(path: Path) -> Peer | None:
     try:
         header = Header.read(fd, str(path))
     except (MemlaneError, OSError):
-        return None  # not a segment of ours, or of a version that we do not know
+        return None  # not a segment, or one of another format version
     finally:
         os.close(fd)
-    return header.owner if header.owner_life() in (Life.DEAD, Life.ZOMBIE, Life.RECYCLED) else None
+    return header.owner if header.owner_state() in (PeerState.DEAD, PeerState.ZOMBIE, PeerState.RECYCLED) else None
 
 
-def _unborn_owner(name: str) -> Peer | None:
-    match name.removeprefix(_UNBORN).split("-"):
-        case [pid, start, space, _] if pid.isdecimal() and start.isdecimal() and space == str(pid_space()):
+def _dead_owner_of_unfinished(name: str) -> Peer | None:
+    match name.removeprefix(_UNFINISHED).split("-"):
+        case [pid, start, space, _] if pid.isdecimal() and start.isdecimal() and space == str(pid_namespace()):
             owner = Peer(int(pid), int(start))
             return None if owner.alive else owner
         case _:
             return None
 
 
-def _whose(path: Path) -> str:
+def _describe_owner(path: Path) -> str:
+    """The owner of the file at ``path``, as the end of an error message."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return ""
     try:
         header = Header.read(fd, str(path))
-        life = header.owner_life()
-        return f" and belongs to pid {header.owner.pid}" + (f", which is {life.value}" if life else " elsewhere")
+        state = header.owner_state()
+        where = f", which is {state.value}" if state else " of another pid namespace"
+        return f" and belongs to pid {header.owner.pid}{where}"
     except (MemlaneError, OSError):
         return " and is not a segment"
     finally:

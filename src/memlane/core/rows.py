@@ -1,10 +1,4 @@
-"""Rows: copy rows by index between shared memory and arrays, several fields in one call, without the GIL.
-
->>> import numpy as np
->>> table = Rows({"obs": np.arange(12.0).reshape(6, 2), "done": np.zeros(6, bool)})
->>> table.gather([5, 0])["obs"].tolist()
-[[10.0, 11.0], [0.0, 1.0]]
-"""
+"""Rows: copy rows by index between shared memory and arrays, several fields in one call, without the GIL."""
 
 from __future__ import annotations
 
@@ -21,70 +15,87 @@ _INT64 = np.dtype(np.int64)
 
 
 class Rows:
-    """Arrays of equal length, pinned: their addresses are taken once and used by every copy.
+    """Arrays of equal length whose rows are copied by index. Their addresses are looked up once, not for each copy.
 
-    Each row of each array must lie in one piece; from row to row there may be gaps (a field of packed rows). Copies are
-    bit by bit: dtypes and shapes must be equal, nothing is cast. Indices are checked before anything is copied and,
-    unlike numpy's, never count from the end.
+    Each row must be contiguous; there may be gaps between rows (a field of packed rows). Copies are bytewise: dtypes
+    and shapes must be equal, nothing is cast. Indices are checked before anything is copied; unlike in numpy, negative
+    ones are errors.
+
+        >>> table = Rows({"obs": np.arange(12.0).reshape(6, 2), "done": np.zeros(6, bool)})
+        >>> table.gather([5, 0])["obs"].tolist()
+        [[10.0, 11.0], [0.0, 1.0]]
+
+    Any thread may call any method. Rows that another process writes during a copy may be torn: check a version or a
+    sequence number afterwards, as the lanes do.
     """
+
+    arrays: dict[str, NDArray[Any]]
+    count: int
+    """Number of rows."""
 
     __slots__ = ("_native", "_target", "arrays", "count")
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         if not arrays:
-            raise ValueError("rows need at least one array")
+            raise ValueError("Rows needs at least one array, found none")
         self.arrays = dict(arrays)
         for name, array in self.arrays.items():
             _require_array(f"field {name!r}", array)
         self.count = len(next(iter(self.arrays.values())))
         self._target: Rows | None = None
-        self._native = _native.Rows(self.count, [_pinned(name, array, self.count) for name, array in arrays.items()])
+        self._native = _native.Rows(
+            self.count, [_row_layout(name, array, self.count) for name, array in arrays.items()]
+        )
 
     def gather(
         self, indices: ArrayLike, out: Rows | Mapping[str, NDArray[Any]] | None = None, threads: int = 1
     ) -> dict[str, NDArray[Any]]:
-        """``out[name][i] = rows[name][indices[i]]`` for every field. Without ``out``, new arrays.
+        """Copy ``out[name][i] = rows[name][indices[i]]`` for every field, and return ``out``; by default new arrays.
 
-        A ``Rows`` as ``out`` saves looking the arrays up again. ``threads`` are used when there is enough for each.
+        A ``Rows`` as ``out`` is fastest: it is checked once, not for each call. Up to ``threads`` threads copy when
+        there is enough work for each.
         """
-        where = _indices(indices)
-        if out is not None and out is self._target:  # looked at before
-            self._native.gather(where, out._native, threads)
+        checked = _check_indices(indices)
+        if out is not None and out is self._target:  # checked by an earlier call
+            self._native.gather(checked, out._native, threads)
             return out.arrays
         if out is None:
-            out = {name: np.empty((len(where), *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
+            out = {name: np.empty((len(checked), *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
         target = self._matching(out, "out")
         for name, array in target.arrays.items():
             if not array.flags.writeable:
                 raise ValueError(f"out[{name!r}] is read-only")
         if target is out:
             self._target = target
-        self._native.gather(where, target._native, threads)
+        self._native.gather(checked, target._native, threads)
         return target.arrays
 
     def scatter(self, indices: ArrayLike, values: Rows | Mapping[str, NDArray[Any]], threads: int = 1) -> None:
-        """``rows[name][indices[i]] = values[name][i]`` for every field. Of two equal indices the later wins, unless
-        there are several threads: then either may, field by field."""
+        """Copy ``rows[name][indices[i]] = values[name][i]`` for every field.
+
+        If an index occurs twice, the later value stays with one thread; with several, either may, for each field.
+        """
         for name, array in self.arrays.items():
             if not array.flags.writeable:
                 raise ValueError(f"rows[{name!r}] is read-only")
-        source = self._matching(values, "values")  # kept: it may be all that keeps the arrays alive
-        self._native.scatter(_indices(indices), source._native, threads)
+        source = self._matching(values, "values")  # a local: it may hold the only reference to the arrays
+        self._native.scatter(_check_indices(indices), source._native, threads)
 
-    def _matching(self, given: Rows | Mapping[str, NDArray[Any]], role: str) -> Rows:
-        other = given if isinstance(given, Rows) else None
-        arrays = given.arrays if isinstance(given, Rows) else given
+    def _matching(self, argument: Rows | Mapping[str, NDArray[Any]], role: str) -> Rows:
+        """``argument`` as rows with the fields of this object, in the same order."""
+        other = argument if isinstance(argument, Rows) else None
+        arrays = argument.arrays if isinstance(argument, Rows) else argument
         if arrays.keys() != self.arrays.keys():
             raise KeyError(f"{role} must have the fields {list(self.arrays)}, found {list(arrays)}")
         for name, array in self.arrays.items():
-            found = arrays[name]
+            match = arrays[name]
             if other is None:
-                _require_array(f"{role}[{name!r}]", found)
-            if found.dtype != array.dtype:
-                raise TypeError(f"{role}[{name!r}] must have dtype {array.dtype}, found {found.dtype}")
-            if found.shape[1:] != array.shape[1:]:
+                _require_array(f"{role}[{name!r}]", match)
+            if match.dtype != array.dtype:
+                raise TypeError(f"{role}[{name!r}] must have dtype {array.dtype}, found {match.dtype}")
+            if match.shape[1:] != array.shape[1:]:
                 raise ValueError(
-                    f"{role}[{name!r}] must have rows of shape {list(array.shape[1:])}, found {list(found.shape[1:])}"
+                    f"{role}[{name!r}] must have rows of shape {list(array.shape[1:])}, found {list(match.shape[1:])}"
                 )
         if other is not None and list(arrays) == list(self.arrays):
             return other
@@ -94,16 +105,15 @@ class Rows:
         return self.count
 
 
-def _indices(given: ArrayLike) -> NDArray[np.int64]:
-    if type(given) is np.ndarray and given.dtype is _INT64 and given.ndim == 1 and given.flags.c_contiguous:
-        return given
-    indices = np.asarray(given)
-    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+def _check_indices(indices: ArrayLike) -> NDArray[np.int64]:
+    if type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1 and indices.flags.c_contiguous:
+        return indices
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
-            f"indices must be whole numbers in one dimension, found dtype {indices.dtype} and "
-            f"shape {list(indices.shape)}"
+            f"indices must be integers in one dimension, found dtype {array.dtype} and shape {list(array.shape)}"
         )
-    return np.ascontiguousarray(indices, np.int64)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _require_array(label: str, array: object) -> None:
@@ -113,23 +123,23 @@ def _require_array(label: str, array: object) -> None:
         raise TypeError(f"{label} has dtype {array.dtype}; Python objects cannot be copied as bytes")
 
 
-def _pinned(name: str, array: NDArray[Any], count: int) -> tuple[int, int, int]:
-    """Address, stride and row size in bytes."""
+def _row_layout(name: str, array: NDArray[Any], count: int) -> tuple[int, int, int]:
+    """Address of the first row, and stride and size of a row in bytes."""
     if len(array) != count:
         raise ValueError(f"field {name!r} has {len(array)} rows, the first field has {count}")
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-    # array[0, ...] is an array where array[0] could be a scalar: that of a string cannot be made from any bytes, and
-    # that of a structure has the flags of the whole.
-    in_one_piece = count == 0 or row_bytes == 0 or array[0, ...].flags.c_contiguous
+    # array[0, ...] is always an array. array[0] may be a scalar: numpy cannot make a string scalar from arbitrary
+    # bytes, and a structured scalar has the flags of the whole array.
+    row_contiguous = count == 0 or row_bytes == 0 or array[0, ...].flags.c_contiguous
     stride = array.strides[0] if count > 1 else row_bytes
-    if not in_one_piece or stride < row_bytes:
+    if not row_contiguous or stride < row_bytes:
         raise ValueError(
-            f"field {name!r} must have each row in one piece, one after the other; it has shape {list(array.shape)} "
+            f"field {name!r} must have contiguous rows in ascending order, found shape {list(array.shape)} "
             f"and strides {list(array.strides)}; use np.ascontiguousarray"
         )
     return address(array), stride, row_bytes
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where its first byte is, for native code that keeps pointers. Whoever uses it keeps the array alive."""
+    """The address of the first byte, for native code that keeps pointers. The caller keeps the array alive."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]

@@ -1,20 +1,15 @@
-"""Segment: one mapping of shared memory that describes itself.
+"""Segment: shared memory with a header that describes its content.
 
-Three kinds, one class:
+A segment is anonymous, named or file-backed:
 
-- anonymous (default): a sealed memfd. It has no name to leak, no size limit but the machine's, and is gone with the
-  last process that maps it. Other processes get it by pickling the object: as a ``Process`` argument under fork,
-  forkserver and spawn, or through a pipe or a queue.
-- named: found by unrelated processes with ``Segment.attach(name)``; see ``names`` for what happens to names.
-- file-backed: an ordinary file that outlives everybody.
+- anonymous (default): a sealed memfd. It has no name to leak, is limited only by the machine's memory, and disappears
+  with the last process that maps it. Other processes get it by pickling the object: as a ``Process`` argument under
+  fork, forkserver and spawn, or through a pipe or a queue.
+- named: unrelated processes find it with ``Segment.attach(name)``; see ``names`` for the lifetime of names.
+- file-backed: an ordinary file that outlives all processes.
 
-The memory is reserved in full at creation. Views keep it mapped, so ``close()`` can never crash a reader: it ends what
-can be *started* through this object, and the last holder's end unmaps it.
-
-    >>> with Segment.create({"obs": ("float32", (8, 4))}) as segment:
-    ...     segment["obs"][0] = 1
-    ...     float(segment["obs"].sum())
-    4.0
+The memory is reserved in full at creation. Arrays keep it mapped, so ``close()`` cannot crash a reader: after it, this
+object returns no new arrays, and the memory is unmapped when the last array is garbage-collected.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ import errno
 import fcntl
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import context as mp_context
 from multiprocessing import reduction
 from pathlib import Path
@@ -39,31 +34,54 @@ from memlane.core.errors import BudgetError, SegmentClosed, SegmentError, Segmen
 from memlane.core.header import CLOSED, Header, mark_closed
 from memlane.core.layout import SIGNAL, Field, FieldSpec, Layout
 from memlane.core.liveness import Peer
+from memlane.core.suggestions import did_you_mean
 
 Window = tuple[_native.Mapping, int]
-"""A mapping, and the byte in it at which something begins."""
+"""A mapping and an offset into it in bytes."""
 
 Kind = Literal["anonymous", "named", "file"]
-# How a descriptor travels: as one that a child inherits, or as the sender's pid, start time and descriptor and the
-# device and inode behind it.
-Handoff = Any | tuple[int, int, int, int, int]
+# How a pickled segment carries its descriptor: as one that a child inherits, or as the sender's pid, start time and
+# descriptor, with the device and inode of the file.
+PickledFd = Any | tuple[int, int, int, int, int]
 
-# Nobody can cut the memory off under a reader, and nobody can lift that seal.
+# No process can truncate the memory under a reader, or remove this seal.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _reclaimed_for_pid = 0
 
 
 class Segment:
-    """Shared memory with a layout. Make one with ``create``, find one with ``attach``."""
+    """Shared memory with named, typed fields. ``create`` one, ``attach`` to one by name or file, or unpickle one.
+
+    ``segment["obs"]`` is a numpy array over the shared memory: a write is visible to all processes that map it, at once
+    and without a copy. Any process and thread may read and write; memlane does not synchronise plain fields. Order the
+    accesses with a ``Signal`` in the same segment, or use a lane.
+
+        >>> with Segment.create({"obs": ("float32", (8, 4)), "ready": (SIGNAL, ())}) as segment:
+        ...     segment["obs"][0] = 1
+        ...     _ = segment.signal("ready").add()
+        ...     float(segment["obs"].sum()), segment.signal("ready").value
+        (4.0, 1)
+
+    The process that calls ``create`` is the owner. When a peer dies, the memory stays as that process left it, and
+    remains mapped everywhere else. When the owner dies or is killed, an anonymous segment lives on until the last
+    process unmaps it; the name of a named one is removed by the next ``Segment.create`` or ``reclaim()``; a file stays.
+    """
+
+    layout: Layout
+    kind: Kind
+    path: Path | None
+    """The file of a named or file-backed segment."""
+    writeable: bool
+    """Whether this process may write to the segment."""
 
     def __init__(self, fd: int, header: Header, kind: Kind, path: Path | None, *, writeable: bool, owned: bool) -> None:
-        """Takes ``fd`` over. Use ``create`` or ``attach``."""
+        """Take ownership of ``fd``. Use ``create`` or ``attach`` instead."""
         self._fd = fd
         self._header = header
-        self.layout: Layout = header.layout
-        self.kind: Kind = kind
-        self.path: Path | None = path
+        self.layout = header.layout
+        self.kind = kind
+        self.path = path
         self.writeable = writeable
         self._views: dict[str, NDArray[Any]] = {}
         try:
@@ -73,9 +91,9 @@ class Segment:
             raise SegmentError(f"cannot map {header.total_bytes} bytes of {self.label}: {error}") from None
         self._identity = _identity(fd)
         name_to_remove = path if owned and kind == "named" else None
-        self._let_go = weakref.finalize(self, _let_go, fd, self._mapping, name_to_remove, owned, os.getpid())
+        self._finalizer = weakref.finalize(self, _close, fd, self._mapping, name_to_remove, owned, os.getpid())
 
-    # ------------------------------------------------------------------------------------------ making and finding
+    # ------------------------------------------------------------------------------------------ create and attach
 
     @classmethod
     def create(
@@ -86,26 +104,27 @@ class Segment:
         file: str | os.PathLike[str] | None = None,
         contents: Mapping[str, bytes] | None = None,
     ) -> Segment:
-        """Reserve memory for ``layout``, zeroed: anonymous, or under ``name``, or in a new ``file``. The ``contents``
-        of some fields are there before the name is: nobody finds it without.
+        """Create a zeroed segment: anonymous, or with a ``name``, or in a new ``file``.
 
-        ``BudgetError`` if it is not there, ``SegmentExists`` if the name or the file is taken.
+        ``contents`` are the initial bytes of fields. They are written before other processes can find the segment.
+
+        Raises ``BudgetError`` if there is not enough memory, and ``SegmentExists`` if the name or the file is taken.
         """
         if name is not None and file is not None:
-            raise SegmentError(f"a segment is named or file-backed, not both; found {name=} and {file=}")
+            raise SegmentError(f"expected a name or a file, not both; found {name=} and {file=}")
         header = Header.new(layout if isinstance(layout, Layout) else Layout(layout))
         _reclaim_once_per_process()
         if name is not None:
             path = names.path_of(name)
             names.reclaim(path.parent)
-            names.free(path)
-            rooms = [memory.directory_room(path.parent), memory.machine_room(), memory.group_room()]
-            return cls(_make_file(header, path, rooms, contents), header, "named", path, writeable=True, owned=True)
+            names.reclaim_name(path)
+            limits = [memory.directory_space(path.parent), memory.machine_memory(), memory.cgroup_memory()]
+            return cls(_create_file(header, path, limits, contents), header, "named", path, writeable=True, owned=True)
         if file is not None:
             path = Path(file).absolute()
-            rooms = [memory.directory_room(path.parent)]
-            return cls(_make_file(header, path, rooms, contents), header, "file", path, writeable=True, owned=True)
-        return cls(_make_anonymous(header, contents), header, "anonymous", None, writeable=True, owned=True)
+            limits = [memory.directory_space(path.parent)]
+            return cls(_create_file(header, path, limits, contents), header, "file", path, writeable=True, owned=True)
+        return cls(_create_anonymous(header, contents), header, "anonymous", None, writeable=True, owned=True)
 
     @classmethod
     def attach(
@@ -116,22 +135,26 @@ class Segment:
         layout: Layout | Mapping[str, FieldSpec] | None = None,
         writeable: bool = True,
     ) -> Segment:
-        """Map a segment that somebody else made. With ``layout``, it must be exactly that one."""
+        """Map an existing segment by ``name`` or ``file``. If ``layout`` is given, the segment must have exactly it.
+
+        Raises ``SegmentMissing`` if there is no such segment, and ``SegmentError`` if it cannot be used.
+        """
         if (name is None) == (file is None):
-            raise SegmentError(f"attach needs a name or a file, one of them; found {name=} and {file=}")
+            raise SegmentError(f"expected either a name or a file; found {name=} and {file=}")
         path = names.path_of(name) if name is not None else Path(os.fspath(file or "")).absolute()
         flags = (os.O_RDWR if writeable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             fd = os.open(path, flags)
         except FileNotFoundError:
-            raise SegmentMissing(f"there is no segment at {path}; its owner may have closed it") from None
+            hint = did_you_mean(name, names.existing()) if name is not None else ""
+            raise SegmentMissing(f"there is no segment at {path}; its owner may have closed it{hint}") from None
         except OSError as error:
             cause = "expected a file, found a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise SegmentError(f"cannot open {path}: {cause}") from error
-        return cls._adopt(fd, "file" if name is None else "named", path, writeable, layout)
+        return cls._from_fd(fd, "file" if name is None else "named", path, writeable, layout)
 
     @classmethod
-    def _adopt(
+    def _from_fd(
         cls,
         fd: int,
         kind: Kind,
@@ -139,7 +162,7 @@ class Segment:
         writeable: bool,
         layout: Layout | Mapping[str, FieldSpec] | None = None,
     ) -> Segment:
-        """Check what is behind ``fd``, then map it."""
+        """Check the file of ``fd``, then map it."""
         where = str(path or "an anonymous segment")
         try:
             header = Header.read(fd, where)
@@ -152,10 +175,10 @@ class Segment:
             raise
         return cls(fd, header, kind, path, writeable=writeable, owned=False)
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------------------ fields
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """The field as an array over the shared memory itself: what you see changes when somebody writes."""
+        """The field as an array over the shared memory: it changes when another process writes."""
         view = self._views.get(name)
         if view is None:
             field = self.layout[name]
@@ -163,38 +186,38 @@ class Segment:
         return view
 
     def views(self) -> dict[str, NDArray[Any]]:
-        """All fields as arrays over the shared memory itself."""
+        """All fields as arrays over the shared memory."""
         return {name: self[name] for name in self.layout.fields}
 
     def signal(self, name: str, index: int = 0) -> _native.Signal:
-        """A handle on a field of dtype ``SIGNAL``, or on one of an array of them."""
+        """A handle on a field of dtype ``SIGNAL``; ``index`` selects one from an array of signals."""
         field = self._field_of(name, SIGNAL, "SIGNAL")
         count = field.nbytes // SIGNAL.itemsize
         if not 0 <= index < count:
-            raise IndexError(f"field {name!r} has {count} signals, there is no signal {index}")
+            raise IndexError(f"signal {index} of field {name!r} does not exist; it has {count} signals")
         label = f"signal {name!r} of {self.label}" if not field.shape else f"signal {name!r}[{index}] of {self.label}"
         offset = self._header.header_bytes + field.offset + index * SIGNAL.itemsize
         return _native.Signal(self._open_mapping(), offset, label)
 
     def words(self, name: str) -> _native.Words:
-        """A handle on a field of dtype int64 whose entries are atomic; an array of more dimensions counts flat."""
+        """A handle for atomic access to a field of dtype int64. An array of several dimensions is indexed flat."""
         field = self._field_of(name, np.dtype(np.int64), "int64")
         offset = self._header.header_bytes + field.offset
         return _native.Words(self._open_mapping(), offset, field.nbytes // 8, f"words {name!r} of {self.label}")
 
     def window(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
-        """The mapping, and where in it byte ``offset`` of the fields is; ``nbytes`` from there are checked to exist."""
+        """The mapping, and the offset in it of byte ``offset`` of the fields. Checks that ``nbytes`` follow it."""
         mapping = self._open_mapping()
         if not 0 <= offset <= offset + nbytes <= self.layout.nbytes:
             raise SegmentError(
-                f"bytes {offset} to {offset + nbytes} lie outside the {self.layout.nbytes} bytes of {self.label}"
+                f"bytes {offset} to {offset + nbytes} are outside the {self.layout.nbytes} bytes of {self.label}"
             )
         if writeable and not self.writeable:
-            raise SegmentError(f"{self.label} was attached read-only; attach it with writeable=True to change it")
+            raise SegmentError(f"{self.label} was attached read-only; attach it with writeable=True to write to it")
         return mapping, self._header.header_bytes + offset
 
     def alias(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
-        """A window of a mapping of its own, which can be retired without the others (see ``Lease``)."""
+        """Like ``window``, but in a separate mapping, which can be retired alone (see ``Lease``)."""
         _, at = self.window(offset, nbytes, writeable=writeable)
         return _native.Mapping(self._fd, at, nbytes, writeable), 0
 
@@ -209,53 +232,57 @@ class Segment:
             raise SegmentClosed(f"{self.label} was used after close(); attach to it again, or close it later")
         return self._mapping
 
-    # ------------------------------------------------------------------------------------------------------- facts
+    # -------------------------------------------------------------------------------------------------- properties
 
     @property
     def name(self) -> str | None:
-        """What ``attach`` takes; None unless the segment is named."""
+        """The name to ``attach`` to; None if the segment is not named."""
         return self.path.name.removeprefix(names.PREFIX) if self.kind == "named" and self.path else None
 
     @property
     def label(self) -> str:
-        """The segment as error messages call it."""
+        """The name of the segment in error messages."""
         return f"{self.kind} segment" + (f" {self.path}" if self.path else "")
 
     def is_same_memory(self, other: Segment) -> bool:
-        """Whether both are views of one and the same memory."""
+        """Whether both objects map the same memory."""
         return self._identity == other._identity
 
     @property
     def owner(self) -> Peer:
-        """The process that made it."""
+        """The process that created the segment."""
         return self._header.owner
 
     @property
     def nbytes(self) -> int:
-        """Header and fields: what the segment takes from the machine."""
+        """Size in bytes, header included."""
         return self._header.total_bytes
 
     @property
     def closed(self) -> bool:
-        return not self._let_go.alive
+        """Whether ``close`` was called on this object."""
+        return not self._finalizer.alive
 
     @property
     def owner_closed(self) -> bool:
-        """Whether the owner has closed its side. The memory stays as long as somebody maps it."""
+        """Whether the owner has closed the segment. The memory stays as long as a process maps it."""
         self._open_mapping()
         return Header.read(self._fd, self.label).state == CLOSED
 
-    # ------------------------------------------------------------------------------------------------------ ending
+    # ------------------------------------------------------------------------------------------------------- close
 
     def close(self) -> None:
-        """End this object's use of the segment; the owner of a named one takes the name away. Again is harmless."""
+        """Stop using the segment; in its owner, also remove its name. Calling it again has no effect.
+
+        Arrays that were taken before stay valid.
+        """
         self._views.clear()
-        self._let_go()
+        self._finalizer()
 
     def unlink(self) -> None:
-        """Take the name or the file away now. Whoever maps the segment keeps it. Again is harmless."""
+        """Remove the name or the file now. Processes that map the segment keep it. Calling it again has no effect."""
         if self.path is not None:
-            _unlink_if_ours(self.path, self._identity)
+            _unlink_if_same(self.path, self._identity)
 
     def __enter__(self) -> Segment:
         self._open_mapping()
@@ -267,55 +294,57 @@ class Segment:
     def __repr__(self) -> str:
         return f"<{self.label}, {self.nbytes} bytes, {'closed' if self.closed else self.layout}>"
 
-    # -------------------------------------------------------------------------------------------------- travelling
+    # ------------------------------------------------------------------------------------------------------ pickle
 
     def __reduce__(self) -> tuple[object, ...]:
         self._open_mapping()
-        handoff: object
+        pickled_fd: object
         if mp_context.get_spawning_popen() is not None:
-            # The child inherits the descriptor at birth: it has the memory even if we close ours right after start().
-            handoff = reduction.DupFd(self._fd)
+            # The child inherits the descriptor: it has the memory even if this process closes it right after start().
+            pickled_fd = reduction.DupFd(self._fd)
         else:
             me = Peer.current("sender")
-            handoff = (me.pid, me.start, self._fd, *self._identity)
-        return (_rebuild, (handoff, self.kind, self.path, self.writeable))
+            pickled_fd = (me.pid, me.start, self._fd, *self._identity)
+        return (_unpickle, (pickled_fd, self.kind, self.path, self.writeable))
 
 
-def _rebuild(handoff: Handoff, kind: Kind, path: Path | None, writeable: bool) -> Segment:
-    if not isinstance(handoff, tuple):
-        fd: int = handoff.detach()
+def _unpickle(pickled_fd: PickledFd, kind: Kind, path: Path | None, writeable: bool) -> Segment:
+    if not isinstance(pickled_fd, tuple):
+        fd: int = pickled_fd.detach()
         os.set_inheritable(fd, False)
     else:
-        fd = _fetch(handoff, writeable)
-    return Segment._adopt(fd, kind, path, writeable)
+        fd = _open_from_sender(pickled_fd, writeable)
+    return Segment._from_fd(fd, kind, path, writeable)
 
 
-def _fetch(parcel: tuple[int, int, int, int, int], writeable: bool) -> int:
-    """Open the sender's descriptor through /proc. Needs no thread and no socket on either side, and the same message
-    can be read by many; the sender must still be there and hold the segment."""
-    pid, start, fd, device, inode = parcel
+def _open_from_sender(pickled_fd: tuple[int, int, int, int, int], writeable: bool) -> int:
+    """Open the sender's descriptor through /proc. This needs no thread and no socket in either process, and several
+    processes can unpickle the same bytes; the sender must be running and have the segment open."""
+    pid, start, sender_fd, device, inode = pickled_fd
     sender = Peer(pid, start, "sender")
-    lost = f"the segment sent by pid {pid} cannot be fetched: "
+    failure = f"cannot open the segment that pid {pid} sent: "
     try:
-        mine = os.open(f"/proc/{pid}/fd/{fd}", (os.O_RDWR if writeable else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{pid}/fd/{sender_fd}", (os.O_RDWR if writeable else os.O_RDONLY) | os.O_CLOEXEC)
     except FileNotFoundError:
-        cause = "it has closed the segment" if sender.alive else sender.obituary()
-        raise SegmentMissing(f"{lost}{cause}; keep it open there until this side has it") from None
+        cause = "the sender has closed it" if sender.alive else sender.describe_death()
+        raise SegmentMissing(f"{failure}{cause}; keep it open in the sender until it was unpickled") from None
     except OSError as error:
-        raise SegmentError(f"{lost}{error.strerror} (is it another user's process?)") from error
-    if _identity(mine) != (device, inode):
-        os.close(mine)
-        raise SegmentMissing(f"{lost}it has closed the segment and opened something else since")
-    return mine
+        raise SegmentError(f"{failure}{error.strerror} (does the process belong to another user?)") from error
+    if _identity(fd) != (device, inode):
+        os.close(fd)
+        raise SegmentMissing(
+            f"{failure}the sender has closed it and reused its descriptor; keep it open until it was unpickled"
+        )
+    return fd
 
 
-def _make_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int:
-    memory.require(header.total_bytes, "an anonymous segment", [memory.machine_room(), memory.group_room()])
+def _create_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int:
+    memory.require(header.total_bytes, "an anonymous segment", [memory.machine_memory(), memory.cgroup_memory()])
     fd = os.memfd_create("memlane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
-        _reserve(fd, header, "an anonymous segment", memory.machine_room)
-        _fill(fd, header, contents)
+        _reserve(fd, header, "an anonymous segment", memory.machine_memory)
+        _write_contents(fd, header, contents)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
@@ -323,17 +352,17 @@ def _make_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int
     return fd
 
 
-def _make_file(
-    header: Header, path: Path, rooms: list[memory.Room | None], contents: Mapping[str, bytes] | None
+def _create_file(
+    header: Header, path: Path, limits: list[memory.FreeMemory | None], contents: Mapping[str, bytes] | None
 ) -> int:
-    """A file with the header in it and all memory reserved; it gets its name when nothing is left to go wrong."""
+    """Create a file with header, contents and all memory reserved; link it to its name as the last step."""
     what = f"the segment {path}"
-    fd, hidden = names.open_nameless(path.parent)
+    fd, hidden = names.open_unnamed(path.parent)
     try:
-        memory.require(header.total_bytes, what, rooms)
-        _reserve(fd, header, what, lambda: memory.directory_room(path.parent))
-        _fill(fd, header, contents)
-        names.give_name(fd, hidden, path)
+        memory.require(header.total_bytes, what, limits)
+        _reserve(fd, header, what, lambda: memory.directory_space(path.parent))
+        _write_contents(fd, header, contents)
+        names.link_name(fd, hidden, path)
     except BaseException:
         os.close(fd)
         raise
@@ -343,43 +372,46 @@ def _make_file(
     return fd
 
 
-def _fill(fd: int, header: Header, contents: Mapping[str, bytes] | None) -> None:
+def _write_contents(fd: int, header: Header, contents: Mapping[str, bytes] | None) -> None:
     for name, content in (contents or {}).items():
         field = header.layout[name]
         if len(content) != field.nbytes:
-            raise SegmentError(f"field {name!r} has {field.nbytes} bytes, found contents of {len(content)}")
+            raise SegmentError(f"contents[{name!r}] must have {field.nbytes} bytes, found {len(content)}")
         os.pwrite(fd, content, header.header_bytes + field.offset)
 
 
-def _reserve(fd: int, header: Header, what: str, room: Any) -> None:
+def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.FreeMemory]) -> None:
+    """Allocate all memory of the file and write the header. ``measure`` is called for the error message."""
     try:
         os.posix_fallocate(fd, 0, header.total_bytes)
     except OSError as error:
-        # The look before said that there was room; somebody else took it since.
-        left: memory.Room = room()
+        # memory.require found enough; another process has taken it since.
+        left = measure()
         raise BudgetError(
-            f"{what} needs {header.total_bytes} bytes, but {left.limit} has only {left.free} free ({error.strerror})"
+            f"{what} needs {header.total_bytes} bytes, but {left.limit} has only {left.free} free ({error.strerror}); "
+            "reduce its shape, or free memory first"
         ) from error
     header.write(fd)
 
 
-def _let_go(fd: int, mapping: _native.Mapping, name: Path | None, owned: bool, pid: int) -> None:
+def _close(fd: int, mapping: _native.Mapping, name: Path | None, owned: bool, pid: int) -> None:
     mapping.close()
-    if owned and os.getpid() == pid:  # a forked copy of the owner is not the owner
+    if owned and os.getpid() == pid:  # a forked child of the owner is not the owner
         with contextlib.suppress(OSError):
             mark_closed(fd)
             if name is not None:
-                _unlink_if_ours(name, _identity(fd))
+                _unlink_if_same(name, _identity(fd))
     os.close(fd)
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """What tells one file from another, whatever its names."""
+    """Device and inode, which identify a file independently of its names."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
 
-def _unlink_if_ours(path: Path, identity: tuple[int, int]) -> None:
+def _unlink_if_same(path: Path, identity: tuple[int, int]) -> None:
+    """Remove ``path`` if it still leads to the file with this identity."""
     with contextlib.suppress(FileNotFoundError):
         status = os.stat(path, follow_symlinks=False)
         if (status.st_dev, status.st_ino) == identity:

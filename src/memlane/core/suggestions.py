@@ -1,4 +1,4 @@
-"""Suggestions: the nearest known name for one that is not known."""
+"""Suggestions: the known name that is nearest to an unknown one, for error messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """A half sentence to append to an error about an unknown name; empty if nothing known is near.
+    """The end of an error message about an unknown name: a suggestion, or "" if no known name is similar.
 
-    ``synonyms`` maps names that users of other libraries type to names that are known here.
+    ``synonyms`` maps names from other libraries to names in ``known``. They are preferred to similar names.
 
         >>> did_you_mean("gama", ["gamma", "tau"])
         "; did you mean 'gamma'?"
@@ -19,8 +19,9 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
         ''
     """
     names = list(known)
-    exact = (synonyms or {}).get(name)
-    by_lower_case = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
-    found = exact if exact in names else by_lower_case[near[0]] if near else None
-    return f"; did you mean {found!r}?" if found is not None else ""
+    suggestion = (synonyms or {}).get(name)
+    if suggestion not in names:
+        by_lower_case = {known_name.lower(): known_name for known_name in names}
+        matches = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+        suggestion = by_lower_case[matches[0]] if matches else None
+    return f"; did you mean {suggestion!r}?" if suggestion is not None else ""

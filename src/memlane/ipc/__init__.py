@@ -1,28 +1,58 @@
-"""The lanes: rollouts, replay, weights and statistics between processes, and what stands around them."""
+"""IPC primitives for multi-process RL training: rollouts, replay, weights, statistics, and the runner around them.
+
+The presets of this package (``RolloutRingBuffer``, ``ReplayBuffer``, ``SharedWeightSync``, ``SharedObsNormStats``) are
+thin layers over the lanes of ``memlane.lanes``, which take any layout; ``AsyncRunner`` is from ``memlane.runner``.
+"""
 
 from memlane.ipc.replay_buffer import ReplayBuffer, transition_layout
 from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer, rollout_layout
 from memlane.ipc.shared_buffer import SharedBufferBase
 from memlane.ipc.shared_obs_stats import SharedObsNormStats
 from memlane.ipc.weight_sync import SharedWeightSync
-from memlane.lanes.batch import Batch
-from memlane.lanes.prefetch import ReplayPipeline
-from memlane.lanes.replay import Limiter, Replay, ReplayWriter
-from memlane.lanes.ring import Reader, ReadSlot, Ring, SlotHead, Writer, WriteSlot
-from memlane.lanes.sampler import ReplaySampler
-from memlane.lanes.stats import Moments, Stats, StatsCollector
-from memlane.lanes.tensors import layout_of
-from memlane.lanes.weights import Weights
-from memlane.runner.async_runner import AsyncRunner
-from memlane.runner.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
-from memlane.runner.memory_budget import BudgetWarning, MemoryBudget
+from memlane.lanes import (
+    Batch,
+    Limiter,
+    Moments,
+    Reader,
+    ReadSlot,
+    Replay,
+    ReplayPipeline,
+    ReplaySampler,
+    ReplayWriter,
+    Ring,
+    SlotHead,
+    Stats,
+    StatsCollector,
+    Weights,
+    Writer,
+    WriteSlot,
+    layout_of,
+)
+from memlane.runner import (
+    AsyncRunner,
+    BudgetWarning,
+    Collect,
+    CollectorDied,
+    CollectorError,
+    CollectorErrors,
+    CollectorJoined,
+    CollectorLost,
+    CollectorPeer,
+    MemoryBudget,
+    Reporter,
+    Stopped,
+)
 
 __all__ = [
     "AsyncRunner",
     "Batch",
     "BudgetWarning",
+    "Collect",
+    "CollectorDied",
     "CollectorError",
     "CollectorErrors",
+    "CollectorJoined",
+    "CollectorLost",
     "CollectorPeer",
     "Limiter",
     "MemoryBudget",
@@ -43,6 +73,7 @@ __all__ = [
     "SlotHead",
     "Stats",
     "StatsCollector",
+    "Stopped",
     "Weights",
     "WriteSlot",
     "Writer",

@@ -1,5 +1,5 @@
 """Cross-process error propagation for collector processes."""
 
-from memlane.runner.collector_error import CollectorError, CollectorErrors, CollectorPeer, Reporter
+from memlane.runner.collector_error import CollectorDied, CollectorError, CollectorErrors, CollectorPeer, Reporter
 
-__all__ = ["CollectorError", "CollectorErrors", "CollectorPeer", "Reporter"]
+__all__ = ["CollectorDied", "CollectorError", "CollectorErrors", "CollectorPeer", "Reporter"]

@@ -1,16 +1,4 @@
-"""ReplayBuffer: a replay whose rows are float32 transitions of an off-policy actor-critic, next observations included.
-
-The preset face of ``replay.Replay``. Collectors call ``add``, in as many processes as you like, and the learner
-``sample``.
-
-    >>> import numpy as np
-    >>> buffer = ReplayBuffer(capacity=1000, obs_dim=3, action_dim=1, device="cpu")
-    >>> step = np.ones((4, 3), np.float32)
-    >>> buffer.add(step, np.ones((4, 1), np.float32), np.ones(4), 2 * step, dones=np.zeros(4), truncated=np.zeros(4))
-    >>> buffer.ptr[0], buffer.size[0], sorted(buffer.sample(2))
-    (4, 4, ['actions', 'dones', 'next_obs', 'obs', 'rewards', 'truncated'])
-    >>> buffer.close()
-"""
+"""Packed shared-memory replay buffer for off-policy RL."""
 
 from __future__ import annotations
 
@@ -27,7 +15,7 @@ from memlane.lanes.sampler import ReplaySampler
 
 
 def transition_layout(obs_dim: int, action_dim: int, critic_dim: int = 0) -> Layout:
-    """The fields of one row."""
+    """Return the fields of one row of a ``ReplayBuffer``."""
     for label, size, least in (("obs_dim", obs_dim, 1), ("action_dim", action_dim, 1), ("critic_dim", critic_dim, 0)):
         if size < least:
             raise ValueError(f"{label} must be {least} or more, found {size}")
@@ -36,7 +24,7 @@ def transition_layout(obs_dim: int, action_dim: int, critic_dim: int = 0) -> Lay
         "actions": ("float32", action_dim),
         "rewards": ("float32", ()),
         "next_obs": ("float32", obs_dim),
-        # Numbers, not flags: a learner multiplies by (1 - dones), which torch refuses for booleans.
+        # float32, not bool: a learner computes 1 - dones, which torch refuses for booleans.
         "dones": ("float32", ()),
         "truncated": ("float32", ()),
     }
@@ -46,8 +34,23 @@ def transition_layout(obs_dim: int, action_dim: int, critic_dim: int = 0) -> Lay
 
 
 class ReplayBuffer(SharedBufferBase):
-    """Storage is always packed rows on the CPU, and nothing is kept on the device: ``defer_gpu`` and
-    ``packed_cpu_storage`` are accepted and change nothing. ``seed`` makes ``sample`` repeatable."""
+    """A ``Replay`` whose rows are float32 transitions of an actor-critic, next observations included.
+
+    Any number of processes may call ``add``; the learner calls ``sample``, one thread at a time. Pass the buffer to
+    other processes as a ``Process`` argument.
+
+        >>> import numpy as np
+        >>> buffer = ReplayBuffer(capacity=1000, obs_dim=3, action_dim=1, device="cpu")
+        >>> obs = np.ones((4, 3), np.float32)
+        >>> buffer.add(obs, np.ones((4, 1), np.float32), np.ones(4), 2 * obs, dones=np.zeros(4), truncated=np.zeros(4))
+        >>> buffer.ptr[0], buffer.size[0], sorted(buffer.sample(2))
+        (4, 4, ['actions', 'dones', 'next_obs', 'obs', 'rewards', 'truncated'])
+        >>> buffer.close()
+
+    Rows are always stored packed on the CPU and copied to ``device`` by ``sample``: ``defer_gpu`` and
+    ``packed_cpu_storage`` are accepted and have no effect. ``seed`` makes ``sample`` repeatable. When a collector dies,
+    its unfinished rows are never sampled, and nothing blocks.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class ReplayBuffer(SharedBufferBase):
 
     @property
     def critic_dim(self) -> int:
+        """Size of the critic observation; 0 without one."""
         return self.replay.layout["critic"].shape[0] if "critic" in self.replay.layout else 0
 
     def add(
@@ -89,48 +93,52 @@ class ReplayBuffer(SharedBufferBase):
         next_critic: ArrayLike | None = None,
         terminal_next_critic: ArrayLike | None = None,
     ) -> None:
-        """Add a batch. ``dones`` is terminated or truncated; ``truncated`` tells the two apart.
+        """Add a batch of transitions. ``dones`` is ``terminated | truncated``.
 
-        Where ``terminal_mask`` is set, ``next_obs`` is the observation after a reset; the one before it is taken from
-        ``terminal_next_obs`` (and ``terminal_next_critic``), which has a row for every row, or one for every set one.
-        That happens before a row can be seen. Whatever does not fit is an error before anything is written.
+        Where ``terminal_mask`` is true, ``next_obs`` is the observation after a reset, and the last observation of the
+        episode is stored instead: ``terminal_next_obs`` (and ``terminal_next_critic``) has it, with a row for every
+        transition or only for those in the mask. Everything is checked before anything is written.
         """
         rows: dict[str, ArrayLike] = {
-            "obs": _numbers(obs),
-            "actions": _numbers(actions),
+            "obs": _as_array(obs),
+            "actions": _as_array(actions),
             "rewards": _column(rewards, "rewards"),
-            "next_obs": _numbers(next_obs),
+            "next_obs": _as_array(next_obs),
             "dones": _column(dones, "dones"),
             "truncated": _column(truncated, "truncated"),
         }
         if self.critic_dim:
             if critic is None or next_critic is None:
                 raise ValueError(f"the buffer has critic_dim={self.critic_dim}: critic and next_critic must be given")
-            rows |= {"critic": _numbers(critic), "next_critic": _numbers(next_critic)}
+            rows |= {"critic": _as_array(critic), "next_critic": _as_array(next_critic)}
         elif not (critic is None and next_critic is None and terminal_next_critic is None):
             raise ValueError("the buffer has critic_dim=0: make it with critic_dim=..., or leave the critic out")
         if terminal_mask is not None:
-            mask = _flags(terminal_mask, len(_numbers(obs)))
-            rows["next_obs"] = _replaced(rows["next_obs"], mask, terminal_next_obs, "terminal_next_obs")
+            mask = _as_mask(terminal_mask, len(_as_array(obs)))
+            rows["next_obs"] = _replace_rows(rows["next_obs"], mask, terminal_next_obs, "terminal_next_obs")
             if self.critic_dim:
-                rows["next_critic"] = _replaced(rows["next_critic"], mask, terminal_next_critic, "terminal_next_critic")
+                rows["next_critic"] = _replace_rows(
+                    rows["next_critic"], mask, terminal_next_critic, "terminal_next_critic"
+                )
         elif terminal_next_obs is not None or terminal_next_critic is not None:
-            raise ValueError("terminal observations need a terminal_mask, which says whose they are")
+            raise ValueError("terminal observations need a terminal_mask, which marks their rows")
         self._writer.add(rows)
 
     def sample(self, batch_size: int) -> dict[str, Any]:
-        """``batch_size`` rows, drawn alike, as tensors on ``device``: a new copy each time. Torch's random state has no
-        part in it: ``seed=`` makes draws repeatable, ``torch.manual_seed`` does not."""
+        """Sample ``batch_size`` rows uniformly and return copies as tensors on ``device``.
+
+        ``seed=`` of the buffer makes samples repeatable; ``torch.manual_seed`` has no effect.
+        """
         if self._sampler is None:
             self._sampler = self.replay.sampler(seed=self._seed)
         return self._sampler.sample(batch_size).torch(self.device)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Without the seed: two processes that draw the same rows learn half as much.
-        return _attached, (self.replay, self.device, self.defer_gpu, self.packed_cpu_storage)
+        # Without the seed: processes must not all sample the same rows.
+        return _from_replay, (self.replay, self.device, self.defer_gpu, self.packed_cpu_storage)
 
 
-def _attached(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storage: bool) -> ReplayBuffer:
+def _from_replay(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storage: bool) -> ReplayBuffer:
     buffer: ReplayBuffer = ReplayBuffer.__new__(ReplayBuffer)
     SharedBufferBase.__init__(buffer, replay, device)
     buffer.defer_gpu = defer_gpu
@@ -139,26 +147,26 @@ def _attached(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storage: 
     return buffer
 
 
-def _numbers(given: ArrayLike) -> NDArray[Any]:
-    """As an array; tensors of any device too."""
-    if hasattr(given, "detach"):
-        given = given.detach().cpu().numpy()
-    return np.asarray(given)
+def _as_array(values: ArrayLike) -> NDArray[Any]:
+    """Return ``values`` as a numpy array; they may be a torch tensor on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
 
 
-def _column(given: ArrayLike, label: str) -> NDArray[Any]:
-    """One number for each row: shape [rows] or [rows, 1], flags too."""
-    array = _numbers(given)
+def _column(values: ArrayLike, label: str) -> NDArray[Any]:
+    """Return one number per row from values of shape [rows] or [rows, 1]; booleans become 0 and 1."""
+    array = _as_array(values)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{label} must be numbers, found {array.dtype}")
-    # Floats as they are: whoever stores them looks whether they fit.
+    # Floats keep their dtype: the writer checks whether they fit into float32.
     return np.ascontiguousarray(array, None if array.dtype.kind == "f" else np.float32)
 
 
-def _flags(given: ArrayLike, rows: int) -> NDArray[np.bool_]:
-    mask = _numbers(given)
+def _as_mask(values: ArrayLike, rows: int) -> NDArray[np.bool_]:
+    mask = _as_array(values)
     if mask.ndim == 2 and mask.shape[1] == 1:
         mask = mask[:, 0]
     if mask.shape != (rows,):
@@ -168,12 +176,13 @@ def _flags(given: ArrayLike, rows: int) -> NDArray[np.bool_]:
     return mask.astype(bool)
 
 
-def _replaced(given: ArrayLike, mask: NDArray[np.bool_], terminal: ArrayLike | None, label: str) -> NDArray[Any]:
+def _replace_rows(values: ArrayLike, mask: NDArray[np.bool_], terminal: ArrayLike | None, label: str) -> NDArray[Any]:
+    """Return ``values`` with the rows in the mask replaced by those of ``terminal``."""
     if not mask.any():
-        return _numbers(given)
+        return _as_array(values)
     if terminal is None:
         raise ValueError(f"terminal_mask is set for {int(mask.sum())} rows: {label} must be given")
-    rows, last = _numbers(given), _numbers(terminal)
+    rows, last = _as_array(values), _as_array(terminal)
     if last.shape == rows.shape:
         last = last[mask]
     if last.shape != (int(mask.sum()), *rows.shape[1:]):

@@ -1,4 +1,4 @@
-"""Replay pipelines: draw the next batch while the learner computes."""
+"""Replay pipelines: sample the next batch while the learner computes."""
 
 from memlane.lanes.prefetch import CpuTransfer, CudaTransfer, ReplayPipeline, Transfer, transfer_to
 

@@ -1,10 +1,4 @@
-"""RolloutRingBuffer: a ring whose slots are rollouts of an actor-critic, float32, shape (num_envs, num_steps, ...).
-
-The preset face of ``ring.Ring`` for APPO and asynchronous PPO. One object plays both roles: ``write_buffer`` and
-``signal_write_done`` in the collector, ``wait_for_data``, ``read_...`` and ``advance_read`` in the learner. The slot
-that is being written and the slot that is being read belong to their process until it is done with them;
-``num_slots`` unread rollouts stay readable beside them, and of more than that the oldest is dropped and counted.
-"""
+"""Shared rollout IPC ring buffer for APPO and asynchronous PPO."""
 
 from __future__ import annotations
 
@@ -24,8 +18,28 @@ if TYPE_CHECKING:
 
 
 class RolloutRingBuffer:
-    """N-slot ring of rollouts. ``create=False`` with the creator's ``name`` attaches from an unrelated process; a child
-    simply gets the object as an argument."""
+    """A ``Ring`` whose slots are float32 rollouts of an actor-critic, of shape (num_envs, num_steps, ...).
+
+    One object has both roles. A collector fills ``write_buffer`` and calls ``signal_write_done``; the learner calls
+    ``wait_for_data``, reads (``read_numpy_views``, ``read_torch``, ``copy_read_slot_to_torch``) and calls
+    ``advance_read``. Each process uses it from one thread at a time. Pass the object to a child process as an argument;
+    an unrelated process attaches with ``create=False`` and the creator's ``name`` as ``shm_name_prefix``.
+
+        >>> with RolloutRingBuffer(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
+        ...     for array in ring.write_buffer.values():
+        ...         array[:] = 1
+        ...     ring.signal_write_done(policy_version=7)
+        ...     ring.wait_for_data(timeout=5)
+        ...     print(ring.available(), float(ring.read_numpy_views()["obs"].sum()))
+        ...     ring.advance_read()
+        True
+        1 24.0
+
+    The slot being written and the slot being read are never overwritten; ``num_slots`` unread rollouts are kept besides
+    them, and the oldest is dropped and counted when another one comes (``overflow="block"``: the collector waits). When
+    a collector dies, its unfinished rollout is never read; when the learner dies, its rollout is offered again. Pass
+    ``peers`` to ``wait_for_data`` to get ``PeerDied`` at once instead of False after the timeout.
+    """
 
     def __init__(
         self,
@@ -41,7 +55,7 @@ class RolloutRingBuffer:
         overflow: Overflow = "drop_oldest",
     ) -> None:
         layout = rollout_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        name = _one_name(shm_name_prefix)
+        name = _segment_name(shm_name_prefix)
         if create:
             ring = Ring(layout, num_slots=num_slots, overflow=overflow, name=name or fresh_name("rollouts"))
         elif name is None:
@@ -55,11 +69,11 @@ class RolloutRingBuffer:
 
     def _open(self, ring: Ring) -> None:
         self.ring = ring
-        self._forget()
+        self._drop_slots()
         self._write_ptr, self._read_ptr = Counter(ring, "written"), Counter(ring, "read")
-        _here.add(self)
+        _buffers.add(self)
 
-    def _forget(self) -> None:
+    def _drop_slots(self) -> None:
         self._writing: WriteSlot | None = None
         self._write_buffer: dict[str, NDArray[Any]] = {}
         self._reading: ReadSlot | None = None
@@ -68,22 +82,24 @@ class RolloutRingBuffer:
 
     @property
     def name(self) -> dict[str, str]:
-        """For each field, the name of the shared memory that it lies in: one for all."""
+        """The name of the shared memory of each field: the same for all."""
         return dict.fromkeys(self.slot_shapes, self.ring.name or "")
 
     @property
     def slot_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each field of one rollout."""
+        """Shape of each field of a rollout."""
         return {field.name: field.shape for field in self.ring.layout}
 
     @property
     def sync_primitives(self) -> tuple[Counter, Counter]:
-        """Rollouts written and read since the start; the pair that ``attach_sync_primitives`` takes."""
+        """The counters of rollouts written and read, as ``attach_sync_primitives`` expects them."""
         return self._write_ptr, self._read_ptr
 
     def attach_sync_primitives(self, write_ptr: Any, read_ptr: Any) -> None:
-        """Accepted so that callers of the two-object protocol keep working: here the counters lie in the ring
-        itself."""
+        """Check the arguments and do nothing: the counters are part of the ring.
+
+        Accepted for callers of the protocol with separate counters.
+        """
         for role, pointer in (("write_ptr", write_ptr), ("read_ptr", read_ptr)):
             if not isinstance(pointer, Counter):
                 raise TypeError(
@@ -92,25 +108,24 @@ class RolloutRingBuffer:
                 )
 
     def counters(self) -> dict[str, int]:
-        """What happened since the start; see ``Ring.counters``."""
+        """Return counts since the ring was created; see ``Ring.counters``."""
         return self.ring.counters()
 
     # ----------------------------------------------------------------------------------------------------- writing
 
     @property
     def write_slot(self) -> int:
-        """The slot that is being written; claimed at the first look. A ring that drops has two slots to spare, for the
-        writer and the reader: it goes up to ``num_slots + 1``."""
+        """Index of the slot being written, which is claimed if none is. At most ``num_slots + 1``."""
         return self._claimed().index
 
     @property
     def write_buffer(self) -> dict[str, NDArray[Any]]:
-        """The fields of the slot that is being written: fill them in place, then call ``signal_write_done``."""
+        """Arrays of the slot being written. Fill them in place, then call ``signal_write_done``."""
         self._claimed()
         return self._write_buffer
 
     def signal_write_done(self, *, policy_version: int = 0) -> None:
-        """The rollout is complete: readers may have it."""
+        """Hand the rollout to the learner. ``policy_version`` is that of the weights used."""
         if self._writing is None:
             raise MemlaneError("there is nothing to signal: fill write_buffer first")
         writing, self._writing, self._write_buffer = self._writing, None, {}
@@ -125,12 +140,14 @@ class RolloutRingBuffer:
     # ----------------------------------------------------------------------------------------------------- reading
 
     def available(self) -> int:
-        """Rollouts that can be read, the one that is being read among them; never more than ``num_slots``."""
+        """Return the number of rollouts that can be read, the current one included; at most ``num_slots``."""
         return min(self.ring.unread + (self._reading is not None), self.ring.num_slots)
 
     def wait_for_data(self, timeout: float | None = 60.0, *, peers: Iterable[Peer] = ()) -> bool:
-        """Wait until a rollout can be read; say whether one came. A time that is over (``deadline - now``) is a look.
-        With ``peers``, the death of a writer is ``PeerDied`` at once instead of False after the timeout."""
+        """Wait until a rollout can be read and return True, or False after ``timeout`` seconds.
+
+        A negative timeout is 0. With ``peers``, the death of one of them raises ``PeerDied`` at once.
+        """
         if self._reading is None:
             if timeout is not None:
                 timeout = max(timeout, 0)
@@ -142,16 +159,15 @@ class RolloutRingBuffer:
 
     @property
     def read_slot(self) -> int:
-        """The slot that is being read: the oldest complete rollout. It stays until ``advance_read``. Like
-        ``write_slot``, it can be ``num_slots`` or one more."""
+        """Index of the slot being read, which holds the oldest complete rollout. At most ``num_slots + 1``."""
         return self._taken().index
 
     def read_numpy_views(self) -> dict[str, NDArray[Any]]:
-        """The rollout that is being read, borrowed and read-only: copy what must outlive ``advance_read``."""
+        """Return read-only views of the rollout being read. Copy what must outlive ``advance_read``."""
         return dict(self._taken())
 
     def copy_read_slot_to_torch(self, destination: dict[str, torch.Tensor]) -> None:
-        """Copy the rollout that is being read into tensors of the same names, shapes and dtypes."""
+        """Copy the rollout being read into tensors of the same names and shapes, of dtype float32."""
         import torch
 
         views = self.read_numpy_views()
@@ -167,13 +183,13 @@ class RolloutRingBuffer:
             destination[field].copy_(self._as_tensor(field))
 
     def read_torch(self, device: str) -> dict[str, torch.Tensor]:
-        """The rollout that is being read, copied into new tensors on ``device``."""
+        """Return the rollout being read as new tensors on ``device``."""
         self._taken()
-        # To another device .to() copies by itself; to the same one it would hand out the shared memory.
+        # copy=True: without it, .to() to the same device returns the shared memory itself.
         return {field: self._as_tensor(field).to(device, copy=True) for field in self.slot_shapes}
 
     def advance_read(self) -> None:
-        """Done with the rollout that is being read; the next one is the oldest complete then."""
+        """Release the rollout being read."""
         reading = self._taken()
         self._reading = None
         reading.release()
@@ -185,31 +201,35 @@ class RolloutRingBuffer:
         return self._reading
 
     def _as_tensor(self, field: str) -> torch.Tensor:
-        """A field of the rollout that is being read as a tensor over the shared memory, to copy from. Not made from the
-        read-only view: torch has no read-only tensors and warns about them."""
+        """Return a field of the rollout being read as a tensor over the shared memory, to copy from.
+
+        Not made from the read-only view, because torch warns about read-only arrays.
+        """
         import torch
 
         (mapping, base), _ = self.ring.windows(self._taken().index, writeable=False)
-        place = self.ring.layout[field]
-        count = place.nbytes // place.dtype.itemsize
-        flat = torch.frombuffer(mapping, dtype=torch.float32, count=count, offset=base + place.offset)
-        return flat.view(place.shape)
+        spec = self.ring.layout[field]
+        count = spec.nbytes // spec.dtype.itemsize
+        flat = torch.frombuffer(mapping, dtype=torch.float32, count=count, offset=base + spec.offset)
+        return flat.view(spec.shape)
 
     # ------------------------------------------------------------------------------------------------------ ending
 
     def close(self) -> None:
-        """Let go of what this object holds and of the memory; the creator's ``close`` removes the name as well. Again
-        is harmless."""
+        """Release the slots and the mapping of this process. The creator's ``close`` also removes the name.
+
+        Calling it again has no effect.
+        """
         if not self.ring.segment.closed:
             if self._writing is not None:
                 self._writing.release()
             if self._reading is not None:
                 self._reading.release()
-        self._forget()
+        self._drop_slots()
         self.ring.close()
 
     def cleanup(self) -> None:
-        """``close``, and the name goes too, whoever made it."""
+        """Close the buffer and remove its name, also in a process that did not create it."""
         if not self.ring.segment.closed:
             self.ring.segment.unlink()
         self.close()
@@ -224,20 +244,20 @@ class RolloutRingBuffer:
         return (_from_ring, (self.ring,))
 
 
-_here: weakref.WeakSet[RolloutRingBuffer] = weakref.WeakSet()
+_buffers: weakref.WeakSet[RolloutRingBuffer] = weakref.WeakSet()
 
 
-def _leave_slots_to_the_parent() -> None:
-    """A forked child inherits the objects, but the slots that they hold belong to its parent."""
-    for buffer in _here:
-        buffer._forget()
+def _drop_slots_in_child() -> None:
+    """Forget the slots that a forked child inherits: they belong to its parent."""
+    for buffer in _buffers:
+        buffer._drop_slots()
 
 
-os.register_at_fork(after_in_child=_leave_slots_to_the_parent)
+os.register_at_fork(after_in_child=_drop_slots_in_child)
 
 
 class Counter:
-    """A counter of a ring as an object with ``value``, which goes into a child like the ring itself."""
+    """A counter of a ring as an object with ``value``. It can be passed to other processes."""
 
     def __init__(self, ring: Ring, counter: str) -> None:
         self._ring = ring
@@ -245,6 +265,7 @@ class Counter:
 
     @property
     def value(self) -> int:
+        """The count."""
         return self._ring.counters()[self._counter]
 
     def __repr__(self) -> str:
@@ -252,7 +273,7 @@ class Counter:
 
 
 def rollout_layout(num_envs: int, num_steps: int, obs_dim: int, action_dim: int, critic_dim: int = 0) -> Layout:
-    """The fields of one rollout."""
+    """Return the fields of one rollout of a ``RolloutRingBuffer``."""
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "obs_dim": obs_dim, "action_dim": action_dim}
     for argument, size in sizes.items():
         if size < 1:
@@ -275,14 +296,14 @@ def rollout_layout(num_envs: int, num_steps: int, obs_dim: int, action_dim: int,
     return Layout(fields)
 
 
-def _one_name(given: str | Mapping[str, str] | None) -> str | None:
-    if given is None or isinstance(given, str):
-        return given
-    if not isinstance(given, Mapping):
-        raise TypeError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {given!r}")
-    names = set(given.values())
+def _segment_name(prefix: str | Mapping[str, str] | None) -> str | None:
+    if prefix is None or isinstance(prefix, str):
+        return prefix
+    if not isinstance(prefix, Mapping):
+        raise TypeError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {prefix!r}")
+    names = set(prefix.values())
     if len(names) != 1:
-        raise ValueError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {dict(given)}")
+        raise ValueError(f"shm_name_prefix must be a name or the `name` of a RolloutRingBuffer, found {dict(prefix)}")
     return names.pop()
 
 

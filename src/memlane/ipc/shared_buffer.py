@@ -1,7 +1,4 @@
-"""SharedBufferBase: what buffers of transitions have in common, whatever learner they feed.
-
-Storage is shared memory on the CPU; batches go to ``device`` when they are drawn, as one copy of one block.
-"""
+"""Base class for device-adaptive shared memory buffers."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from memlane.lanes.replay import Replay
 
 
 class Count:
-    """A number that lives elsewhere, seen as an array of one: ``buffer.ptr[0]``."""
+    """A count that is read on access, as an array of length 1: ``buffer.ptr[0]``."""
 
     __slots__ = ("_read",)
 
@@ -36,7 +33,10 @@ class Count:
 
 
 class SharedBufferBase(ABC):
-    """A replay with a device that its batches go to. Pass it to other processes as it is."""
+    """A ``Replay`` in shared memory on the CPU whose batches are copied to ``device``, each in one copy.
+
+    Pass it to other processes as a ``Process`` argument.
+    """
 
     replay: Replay
     device: str
@@ -47,21 +47,22 @@ class SharedBufferBase(ABC):
 
     @property
     def capacity(self) -> int:
+        """Largest number of rows stored."""
         return self.replay.capacity
 
     @property
     def ptr(self) -> Count:
-        """``ptr[0]``: rows added since the start."""
+        """``ptr[0]`` is the number of rows added since the buffer was created."""
         return Count(lambda: self.replay.added)
 
     @property
     def size(self) -> Count:
-        """``size[0]``: rows that are stored."""
+        """``size[0]`` is the number of rows stored now."""
         return Count(lambda: self.replay.size)
 
     @property
     def nbytes(self) -> int:
-        """What the buffer takes from the machine."""
+        """Bytes of shared memory that the buffer uses."""
         return self.replay.nbytes
 
     def __len__(self) -> int:
@@ -69,10 +70,13 @@ class SharedBufferBase(ABC):
 
     @abstractmethod
     def sample(self, batch_size: int) -> dict[str, Any]:
-        """A batch on ``device``."""
+        """Return a batch on ``device``."""
 
     def close(self) -> None:
-        """Let the memory go; it is gone when the last process lets go. Again is harmless."""
+        """Release this process's mapping. The memory is freed when the last process has closed the buffer.
+
+        Calling it again has no effect.
+        """
         self.replay.close()
 
     cleanup = close

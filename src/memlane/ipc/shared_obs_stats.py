@@ -1,9 +1,4 @@
-"""SharedObsNormStats: the statistics that collectors normalise observations with, from the learner.
-
-The preset face of ``weights.Weights`` for small values whose shapes are not known when it is made. ``put`` and ``get``
-never block, however often one side calls and whether or not the other does: what was put last is what is got. For the
-way up, where several collectors count what they see, there is ``stats.Stats``.
-"""
+"""Shared observation normalization statistics for multi-process training."""
 
 from __future__ import annotations
 
@@ -23,10 +18,23 @@ _DESCRIPTION_BYTES = 8192
 
 
 class SharedObsNormStats:
-    """The latest statistics: a tuple such as ``(mean, std)``, or a dict, of arrays, tensors or numbers; up to
-    ``capacity_bytes`` in all.
+    """The latest normalization statistics, from the learner to any number of collectors.
 
-    ``ctx``, the multiprocessing context, is accepted and not needed: the object goes into a child under any of them.
+    A value is a tuple such as ``(mean, std)``, or a dict, of arrays, tensors or numbers, of up to ``capacity_bytes`` in
+    total. Shapes may differ from one ``put`` to the next. ``put`` and ``get`` never block.
+
+    One process should ``put``; any process may ``get``. Pass the object as a ``Process`` argument; ``ctx``, the
+    multiprocessing context, is accepted and not used.
+
+        >>> import numpy as np
+        >>> with SharedObsNormStats() as stats:
+        ...     stats.put((np.zeros(2), np.ones(2)))
+        ...     mean, std = stats.get()
+        ...     print(mean, std)
+        [0. 0.] [1. 1.]
+
+    When the learner dies, the last complete value stays readable. For statistics that collectors count themselves, use
+    ``memlane.lanes.Stats``.
     """
 
     def __init__(self, ctx: Any = None, *, capacity_bytes: int = 1 << 20) -> None:
@@ -37,12 +45,12 @@ class SharedObsNormStats:
 
     @classmethod
     def segment_layout(cls, capacity_bytes: int = 1 << 20) -> Layout:
-        """What the statistics take from the machine, before they are made."""
+        """Return the layout of the segment without creating it, for a ``MemoryBudget``."""
         return Weights.segment_layout(_block(capacity_bytes))
 
     def put(self, stats: tuple[Tensor, ...] | list[Tensor] | Mapping[str, Tensor]) -> None:
-        """Make ``stats`` the latest."""
-        # Arrays and tensors can be iterated over, too, but their rows are not what was meant.
+        """Replace the latest statistics by ``stats``."""
+        # An array or tensor could be iterated too, but its rows are not statistics.
         if not isinstance(stats, tuple | list | Mapping):
             raise TypeError(
                 f"statistics must be a tuple such as (mean, std), or a dict, found {type(stats).__name__}; "
@@ -63,32 +71,35 @@ class SharedObsNormStats:
         self._publish(np.frombuffer(json.dumps(description).encode(), np.uint8), content)
 
     def get(self) -> tuple[Tensor, ...] | dict[str, Tensor] | None:
-        """The latest statistics, of the kinds that were put; None until the first."""
-        found = self._read()
-        if found is None:
+        """Return the latest statistics, with the types that were put; None before the first ``put``."""
+        latest = self._read()
+        if latest is None:
             return None
-        description, content = found
+        description, content = latest
         is_dict, kinds, layout = json.loads(description.tobytes())
         fields = Layout.from_bytes(layout.encode())
         values = {field.name: _as_kind(kind, field, content) for field, kind in zip(fields, kinds, strict=True)}
         return values if is_dict else tuple(values.values())
 
     def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
-        for what, used, mend in (
+        for part, used, remedy in (
             ("description", description, "put fewer statistics, or shorter names"),
             ("content", content, "make it with a larger capacity_bytes"),
         ):
-            room = self._weights.layout[what].nbytes
-            if used.nbytes > room:
+            capacity = self._weights.layout[part].nbytes
+            if used.nbytes > capacity:
                 raise ValueError(
-                    f"the {what} of the statistics takes {used.nbytes} bytes, there is room for {room}; {mend}"
+                    f"the {part} of the statistics takes {used.nbytes} bytes, there is room for {capacity}; {remedy}"
                 )
         self._weights.publish_some(
             {"lengths": np.array([description.nbytes, content.nbytes]), "description": description, "content": content}
         )
 
     def _read(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        """Lengths first, then all of one version; once more if that version turns out to have other lengths."""
+        """Return description and content of the latest version.
+
+        Reads the lengths first, then all of one version; again if that version has other lengths.
+        """
         lengths = np.zeros(2, np.int64)
         if self._weights.read_some({"lengths": lengths}) == 0:
             return None
@@ -100,7 +111,7 @@ class SharedObsNormStats:
                 return description, content
 
     def close(self) -> None:
-        """Let the memory go. Again is harmless."""
+        """Release the memory. Calling it again has no effect."""
         self._weights.close()
 
     def __enter__(self) -> SharedObsNormStats:

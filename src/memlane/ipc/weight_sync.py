@@ -1,9 +1,4 @@
-"""SharedWeightSync: a state dict, torch's or numpy's, from one learner to any number of collectors.
-
-The preset face of ``weights.Weights``: names, shapes and dtypes are the state dict's own, bit for bit, also bfloat16,
-integers, 0-d and empty tensors. Reading costs one look when nothing is new. No lock is needed: ``lock=`` is accepted,
-so that callers of a locking protocol keep working, and never taken.
-"""
+"""Shared weight synchronization for actor networks."""
 
 from __future__ import annotations
 
@@ -16,7 +11,26 @@ from memlane.lanes.weights import Weights
 
 
 class SharedWeightSync:
-    """The latest weights. A new object has version 0; each ``write_weights`` adds 1."""
+    """The latest state dict, torch's or numpy's, from a learner to any number of collectors: a ``Weights`` lane.
+
+    Names, shapes and dtypes are those of the state dict, bit for bit, including bfloat16, integers, 0-d and empty
+    tensors. Version 0 means that nothing was written; each ``write_weights`` adds 1.
+
+    One process should write; any process may read, with one object per thread. Pass the object to a child process as an
+    argument; an unrelated process attaches with ``create=False`` and the creator's ``name`` as ``shm_name``. No lock is
+    needed: ``lock=`` is accepted for callers of a locking protocol and never acquired.
+
+        >>> import numpy as np
+        >>> state = {"w": np.ones(3, np.float32)}
+        >>> with SharedWeightSync.from_state_dict(state) as sync:
+        ...     sync.write_weights(state)
+        ...     local = {"w": np.zeros(3, np.float32)}
+        ...     print(sync.read_weights_into(local), local["w"])
+        1 [1. 1. 1.]
+
+    When the learner dies, in the middle of ``write_weights`` too, the latest complete version stays readable. When a
+    collector dies, nothing changes for the others.
+    """
 
     def __init__(
         self,
@@ -26,29 +40,32 @@ class SharedWeightSync:
         shm_name: str | None = None,
         lock: Any = None,
     ) -> None:
-        """``param_shapes``: names to shapes, float32; or a ``Layout`` for other dtypes (``from_state_dict`` makes one).
-        ``create=False`` attaches by ``shm_name``; the shapes may then be left out, and must agree where given, whatever
-        the dtypes and the order. A ``Layout`` must agree in all."""
+        """Create shared weights, or attach to those of another process with ``create=False`` and ``shm_name``.
+
+        ``param_shapes`` maps names to shapes of float32 tensors, or is a ``Layout`` for other dtypes
+        (``from_state_dict`` makes one). When attaching it may be omitted; otherwise names and shapes must be equal, and
+        for a ``Layout`` also dtypes and order.
+        """
         layout = param_shapes if isinstance(param_shapes, Layout) else None
         shapes = None if param_shapes is None or layout is not None else _shapes(param_shapes)
         if create:
             if shapes is not None:
                 layout = Layout({name: ("float32", shape) for name, shape in shapes.items()})
             if layout is None:
-                raise ValueError("param_shapes is needed to create shared weights; only attaching can do without")
+                raise ValueError("param_shapes is needed to create shared weights; omit it only with create=False")
             self._open(Weights(layout, name=shm_name or fresh_name("weights")), lock)
         elif shm_name is None:
             raise ValueError("create=False needs shm_name: the creator's `name`")
         else:
             weights = Weights.attach(shm_name, layout=layout or None)
-            if shapes and (difference := _as_in(weights.layout, shapes).difference(weights.layout)):
+            if shapes and (difference := _with_dtypes_of(weights.layout, shapes).difference(weights.layout)):
                 weights.close()
                 raise SegmentError(f"the weights {shm_name!r} have other names or shapes: {difference}")
             self._open(weights, lock)
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor], **kwargs: Any) -> SharedWeightSync:
-        """Shared weights with the names, shapes and dtypes of ``state_dict``. Nothing is written yet."""
+        """Return shared weights with the names, shapes and dtypes of ``state_dict``. Does not write its values."""
         return cls(layout_of(state_dict), **kwargs)
 
     def _open(self, weights: Weights, lock: Any) -> None:
@@ -57,33 +74,42 @@ class SharedWeightSync:
 
     @property
     def name(self) -> str:
-        """What ``shm_name`` takes."""
+        """The name of the shared memory, to pass as ``shm_name``."""
         return self.weights.name or ""
 
     @property
     def version(self) -> int:
-        """How often weights were written."""
+        """Number of the latest version; 0 before the first ``write_weights``."""
         return self.weights.version
 
     def write_weights(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Publish a copy of ``state_dict`` as the next version. Never waits, whatever the readers do."""
+        """Publish a copy of ``state_dict`` as the next version. Never waits for readers."""
         self.weights.publish(state_dict)
 
     def read_weights_into(self, state_dict: Mapping[str, Tensor]) -> int:
-        """Copy the latest version into the tensors of ``state_dict`` and return its number; 0 and nothing copied when
-        there is none yet. What was read last into the same tensors is not copied again."""
+        """Copy the latest version into the tensors of ``state_dict`` and return its number.
+
+        0: nothing was written yet and nothing was copied. If the tensors already have the latest version from the last
+        call, nothing is copied.
+        """
         return self.weights.read(state_dict)[0]
 
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int:
-        """Wait until ``version`` or a later one is there and return the latest number."""
+        """Wait until ``version`` or a later one is written and return the latest number.
+
+        Waits at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
+        """
         return self.weights.wait_for(version, timeout, peers)
 
     def close(self) -> None:
-        """Let the memory go; the creator's ``close`` removes the name as well. Again is harmless."""
+        """Release this process's mapping. The creator's ``close`` also removes the name.
+
+        Calling it again has no effect.
+        """
         self.weights.close()
 
     def cleanup(self) -> None:
-        """``close``, and the name goes too, whoever made it."""
+        """Close the weights and remove their name, also in a process that did not create them."""
         if not self.weights.segment.closed:
             self.weights.segment.unlink()
         self.close()
@@ -99,8 +125,10 @@ class SharedWeightSync:
 
 
 class _NoLock:
-    """What callers of a locking protocol find as ``sync._lock`` and hand to a child: it can be taken, and guards
-    nothing that needs guarding. A real one could be kept for ever by a process that is killed."""
+    """The ``_lock`` that callers of a locking protocol pass to a child: acquiring it succeeds and does nothing.
+
+    A real lock could be held for ever by a process that was killed.
+    """
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         del block, timeout
@@ -116,19 +144,19 @@ class _NoLock:
         pass
 
 
-def _shapes(given: Any) -> dict[str, tuple[int, ...]]:
-    if not isinstance(given, Mapping):
-        raise TypeError(f"param_shapes must be a dict of names to shapes, or a Layout, found {given!r}")
-    for name, shape in given.items():
+def _shapes(param_shapes: Any) -> dict[str, tuple[int, ...]]:
+    if not isinstance(param_shapes, Mapping):
+        raise TypeError(f"param_shapes must be a dict of names to shapes, or a Layout, found {param_shapes!r}")
+    for name, shape in param_shapes.items():
         if not isinstance(shape, Iterable):
             raise TypeError(f"param_shapes[{name!r}] must be a shape such as (2, 3), found {shape!r}")
-    return {name: tuple(shape) for name, shape in given.items()}
+    return {name: tuple(shape) for name, shape in param_shapes.items()}
 
 
-def _as_in(found: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
-    """These names and shapes as a layout, in the dtypes and the order of ``found``: plain shapes say neither."""
-    names = [*(name for name in found.fields if name in shapes), *(name for name in shapes if name not in found)]
-    return Layout({name: (found[name].dtype if name in found else "float32", shapes[name]) for name in names})
+def _with_dtypes_of(existing: Layout, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
+    """Return a layout of these names and shapes with the dtypes and the order of ``existing``."""
+    names = [*(name for name in existing.fields if name in shapes), *(name for name in shapes if name not in existing)]
+    return Layout({name: (existing[name].dtype if name in existing else "float32", shapes[name]) for name in names})
 
 
 def _from_weights(weights: Weights) -> SharedWeightSync:

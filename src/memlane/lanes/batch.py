@@ -1,6 +1,6 @@
-"""Batch: rows that were drawn from a replay, as one block of memory in which every field is a view.
+"""Batch: rows sampled from a replay, as one block of memory in which every field is a view.
 
-One block, because then a batch is one copy away from any device, and one gather touches one place for each row.
+With one block, a batch moves to a device in one copy, and a gather touches one memory range per row.
 """
 
 from __future__ import annotations
@@ -16,23 +16,20 @@ from memlane.core import Layout
 
 
 def packed(layout: Layout) -> np.dtype[Any]:
-    """The fields of one row side by side, each where its dtype likes to begin; the widest first, so nothing is lost
-    between them."""
+    """Return the dtype of one row: the fields aligned, those with the largest alignment first to avoid padding."""
     return packed_fields([(field.name, field.dtype, field.shape) for field in layout])
 
 
 def packed_fields(
     fields: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]], begin: int = 0, multiple: int = 8
 ) -> np.dtype[Any]:
-    """A dtype with these fields, the first of them ``begin`` bytes from the start; ``multiple`` bytes divide its
-    size."""
-    places: dict[str, int] = {}
+    """Return a dtype with these fields, starting at byte ``begin``. Its size is a multiple of ``multiple`` bytes."""
+    offsets: dict[str, int] = {}
     fields = list(fields)
-    at = begin
+    end = begin
     for name, dtype, shape in sorted(fields, key=lambda field: -alignment_of(field[1])):
-        at = _up(at, alignment_of(dtype))
-        places[name] = at
-        at += dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        offsets[name] = _round_up(end, alignment_of(dtype))
+        end = offsets[name] + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     names = [name for name, _, _ in fields]
     widest = max([multiple, *(alignment_of(dtype) for _, dtype, _ in fields)])
     formats = [(dtype, shape) for _, dtype, shape in fields]
@@ -40,23 +37,35 @@ def packed_fields(
         {
             "names": names,
             "formats": formats,
-            "offsets": [places[name] for name in names],
-            "itemsize": max(_up(at, widest), widest),
+            "offsets": [offsets[name] for name in names],
+            "itemsize": max(_round_up(end, widest), widest),
         }
     )
 
 
 def alignment_of(dtype: np.dtype[Any]) -> int:
-    # torch wants a complex number at a multiple of its whole size; numpy is content with half of it.
+    """Return the alignment that both numpy and torch accept, in bytes."""
+    # torch aligns a complex number to its size, numpy to half of it.
     return dtype.itemsize if dtype.kind == "c" else dtype.alignment
 
 
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
 class Batch(dict[str, NDArray[Any]]):
-    """A dict of arrays over one block. ``shape`` is (rows,), or (rows, length) for sequences."""
+    """A sampled batch: a dict of arrays that are views of one block of memory.
+
+    ``shape`` is (rows,), or (rows, length) for sequences. ``ReplaySampler`` lists the fields.
+
+        >>> import numpy as np
+        >>> from memlane.lanes import Replay
+        >>> with Replay({"x": ("float32", 2)}, capacity=10) as replay:
+        ...     _ = replay.add({"x": np.ones((5, 2), np.float32)})
+        ...     batch = replay.sampler(seed=0).sample(3)
+        >>> batch.shape, batch["x"].shape, batch.torch()["x"].sum().item()
+        ((3,), (3, 2), 6.0)
+    """
 
     __slots__ = ("_tensors", "block", "dtype", "shape")
 
@@ -70,7 +79,7 @@ class Batch(dict[str, NDArray[Any]]):
         self.block: NDArray[np.uint8] = records.reshape(-1).view(np.uint8).reshape(-1, dtype.itemsize)
 
     def torch(self, device: str = "cpu") -> dict[str, Any]:
-        """The same fields as tensors: on the CPU views of this block, on a device views of one copy of it."""
+        """Return the fields as torch tensors: on the CPU views of this block, on a device views of one copy of it."""
         if device != "cpu":
             return tensors(self.dtype, self.shape, self.block, device)
         if self._tensors is None:
@@ -80,22 +89,25 @@ class Batch(dict[str, NDArray[Any]]):
         return dict(self._tensors)
 
 
-class Spares:
-    """Memory of batches that nobody has any more, for the next ones. New memory costs a page fault for every 4 KB: a
-    batch of 4096 rows in it takes twice as long."""
+class BlockPool:
+    """Reuses the memory of batches that no variable refers to any more.
 
-    MOST = 4
+    New memory costs a page fault per 4 KB: sampling 4096 rows into it takes twice as long.
+    """
+
+    MAX_BLOCKS = 4
 
     def __init__(self) -> None:
         self._blocks: list[NDArray[np.uint8]] = []
 
-    def of(self, nbytes: int) -> NDArray[np.uint8]:
+    def get(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return a block of ``nbytes`` bytes that no batch uses."""
         for block in self._blocks:
-            # Held by this list, by the loop and by the call: whoever has a view of it would be one more.
+            # Three references are the list, the loop variable and the argument; a view of the block adds one.
             if block.nbytes == nbytes and sys.getrefcount(block) == 3:
                 return block
         block = np.empty(nbytes, np.uint8)
-        self._blocks = [block, *self._blocks[: self.MOST - 1]]
+        self._blocks = [block, *self._blocks[: self.MAX_BLOCKS - 1]]
         return block
 
 
@@ -107,14 +119,14 @@ def tensors(
     *,
     non_blocking: bool = False,
 ) -> dict[str, Any]:
-    """Views of a block, or of one copy of it on ``device``, as torch tensors."""
+    """Return the fields of a block, or of one copy of it on ``device``, as torch tensors."""
     import torch
 
     moved = torch.from_numpy(block).to(device, non_blocking=non_blocking)
-    return {name: _tensor(moved, offset, field, shape) for name, (field, offset) in _places(dtype).items()}
+    return {name: _tensor(moved, offset, field, shape) for name, (field, offset) in _columns(dtype).items()}
 
 
-def _places(dtype: np.dtype[Any]) -> Mapping[str, tuple[np.dtype[Any], int]]:
+def _columns(dtype: np.dtype[Any]) -> Mapping[str, tuple[np.dtype[Any], int]]:
     assert dtype.fields is not None
     return {name: (field[0], field[1]) for name, field in dtype.fields.items()}
 

@@ -1,7 +1,7 @@
-"""Lane: a structure in a segment of its own. What all lanes have in common: a description inside, and an end.
+"""Lane: the base class of all lanes. A lane is a data structure that owns one segment.
 
-The segment carries the layout of the lane's content as bytes, so that whoever attaches or unpickles needs nothing else;
-and nothing of it is trusted before the whole segment is what such a lane would have made.
+The segment contains the layout of the lane's content, so a process that attaches or unpickles the lane needs nothing
+else. Before a segment is used, its fields are compared with those that a lane of this class would have created.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from memlane.core.layout import FieldSpec
 
 
 def as_layout(layout: Layout | Mapping[str, FieldSpec]) -> Layout:
+    """Return ``layout`` as a ``Layout``; a mapping is ``{name: (dtype, shape)}``."""
     return layout if isinstance(layout, Layout) else Layout(layout)
 
 
 class Lane(ABC):
-    """The base of ring, weights, statistics and replay. Subclasses say how their segment is laid out and bind their
-    native handle."""
+    """Base of ``Ring``, ``Weights``, ``Stats`` and ``Replay``.
+
+    A subclass defines the layout of its segment (``_expected_layout``) and creates its native handle (``_bind``).
+    """
 
     segment: Segment
     layout: Layout
-    """The layout of the content: of one slot, of one version."""
+    """The layout of the content: of one slot, one row or one version."""
 
     def _create(
         self,
@@ -47,8 +50,10 @@ class Lane(ABC):
 
     @classmethod
     def attach(cls, name: str, *, layout: Layout | Mapping[str, FieldSpec] | None = None) -> Self:
-        """The lane that another process made under ``name``. With ``layout``, its content must have exactly that
-        one."""
+        """Attach to the lane that another process created under ``name``.
+
+        With ``layout``, the lane's content must have exactly that layout; otherwise ``SegmentError``.
+        """
         lane = cls.from_segment(Segment.attach(name))
         if layout is not None and (difference := as_layout(layout).difference(lane.layout)):
             lane.close()
@@ -57,7 +62,7 @@ class Lane(ABC):
 
     @classmethod
     def from_segment(cls, segment: Segment) -> Self:
-        """The lane in a segment that was attached or unpickled. Checked before it is used."""
+        """Return the lane in an attached or unpickled segment, after checking that it contains one."""
         kind = cls.__name__.lower()
         try:
             layout = Layout.from_bytes(segment["description"].tobytes())
@@ -73,7 +78,7 @@ class Lane(ABC):
     @classmethod
     @abstractmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
-        """The segment that a lane of this content and these settings would have made."""
+        """Return the layout of the segment that a lane with this content and these settings creates."""
 
     def _open(self, segment: Segment, layout: Layout) -> None:
         self.segment = segment
@@ -82,25 +87,28 @@ class Lane(ABC):
 
     @abstractmethod
     def _bind(self, settings: list[int]) -> None:
-        """Make the native handle."""
+        """Create the native handle."""
 
     @staticmethod
     def _describe(layout: Layout, settings: int) -> dict[str, FieldSpec]:
-        """The fields that every lane's segment begins with."""
+        """Return the fields at the start of every lane's segment."""
         return {"settings": ("int64", settings), "description": ("uint8", len(layout.to_bytes()))}
 
     @property
     def name(self) -> str | None:
-        """What ``attach`` takes; None unless the lane was made with a name."""
+        """The name to pass to ``attach``; None if the lane was created without one."""
         return self.segment.name
 
     @property
     def nbytes(self) -> int:
-        """What the lane takes from the machine."""
+        """Bytes of shared memory that the lane uses."""
         return self.segment.nbytes
 
     def close(self) -> None:
-        """Let the memory go; it is gone when the last process that has the lane lets go. Again is harmless."""
+        """Release this process's mapping. The memory is freed when the last process has closed the lane.
+
+        Calling it again has no effect.
+        """
         self.segment.close()
 
     def __enter__(self) -> Self:

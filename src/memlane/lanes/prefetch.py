@@ -1,22 +1,4 @@
-"""Replay pipelines: the next batch is drawn, and on its way to the device, while the learner computes.
-
-A ``ReplayPipeline`` has four moves: ``start`` asks for a batch, ``ready`` looks, ``wait`` waits, ``consume`` takes it.
-The work is done by a native thread of this process, which never needs the GIL: it draws while Python computes. Where
-the batch goes is a ``Transfer``: ``CpuTransfer`` hands out tensors over the staging memory itself; ``CudaTransfer``
-copies from pinned memory on a stream of its own.
-
-    >>> from memlane.lanes.replay import Replay
-    >>> import numpy as np
-    >>> with Replay({"x": ("float32", 4)}, capacity=100) as replay:
-    ...     _ = replay.add({"x": np.ones((50, 4), np.float32)})
-    ...     with ReplayPipeline(replay.sampler(seed=0), batch_size=8) as pipeline:
-    ...         pipeline.start()
-    ...         for _ in range(3):
-    ...             batch = pipeline.consume()  # stays as it is until the next consume()
-    ...             pipeline.start()
-    ...     print(tuple(batch["x"].shape))
-    (8, 4)
-"""
+"""Replay pipelines: sample the next batch, and copy it to the device, while the learner computes."""
 
 from __future__ import annotations
 
@@ -36,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Transfer(Protocol):
-    """How a drawn batch becomes tensors on a device."""
+    """How a sampled batch becomes tensors on a device."""
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
-        """Memory to draw into."""
+        """Return memory to sample into."""
 
     def send(self, batch: Batch) -> Any:
-        """Begin the way to the device. What it returns goes to ``arrive``."""
+        """Start the copy to the device. The result is passed to ``arrive``."""
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
-        """The tensors, in order with what the calling thread computes."""
+        """Return the tensors, ordered after the copy on the calling thread's stream."""
 
 
 class CpuTransfer:
-    """The device is the CPU: the tensors are views of the staging memory."""
+    """Transfer to the CPU: the tensors are views of the staging memory."""
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
         return np.empty(nbytes, np.uint8)
@@ -62,9 +44,9 @@ class CpuTransfer:
 
 
 class CudaTransfer:
-    """Staging is pinned memory, and one copy for each batch runs on a stream of its own beside the computation.
+    """Transfer to a CUDA device: one asynchronous copy per batch from pinned memory, on a separate stream.
 
-    Written against torch's public interface; it has not been run: no machine that this was made on had a GPU.
+    Not tested on a GPU yet; written against torch's documented interface.
     """
 
     def __init__(self, device: str) -> None:
@@ -94,13 +76,14 @@ class CudaTransfer:
         moved, event = sent
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(event)
-        event.synchronize()  # the staging memory is drawn into again
+        event.synchronize()  # the staging memory is about to be reused
         for tensor in moved.values():
-            tensor.record_stream(stream)  # so that its memory is not given away while this stream uses it
+            tensor.record_stream(stream)  # keeps the allocator from reusing its memory while this stream uses it
         return moved  # type: ignore[no-any-return]
 
 
 def transfer_to(device: str) -> Transfer:
+    """Return the transfer for ``device``: ``"cpu"``, ``"cuda"`` or ``"cuda:<n>"``."""
     kind = str(device).partition(":")[0]
     if kind == "cpu":
         return CpuTransfer()
@@ -110,7 +93,31 @@ def transfer_to(device: str) -> Transfer:
 
 
 class ReplayPipeline:
-    """Draws batches ahead. ``ahead`` of them can be started at a time; one more is the learner's."""
+    """Samples batches ahead of the learner, in a native thread that does not need the GIL.
+
+    ``start`` requests a batch, ``ready`` polls, ``wait`` waits for it, ``consume`` returns it as torch tensors on
+    ``device``. Up to ``ahead`` batches may be started at a time; one more is in use by the learner. ``transfer``
+    replaces the copy to the device: ``CpuTransfer`` returns tensors over the staging memory, ``CudaTransfer`` copies
+    from pinned memory on its own stream. ``beta`` is the importance exponent of a prioritised replay and may be set at
+    any time.
+
+    For one thread of the process that created it, which must not use the sampler otherwise.
+
+        >>> import numpy as np
+        >>> from memlane.lanes import Replay
+        >>> with Replay({"x": ("float32", 4)}, capacity=100) as replay:
+        ...     _ = replay.add({"x": np.ones((50, 4), np.float32)})
+        ...     with ReplayPipeline(replay.sampler(seed=0), batch_size=8) as pipeline:
+        ...         pipeline.start()
+        ...         for _ in range(3):
+        ...             batch = pipeline.consume()  # valid until the next consume()
+        ...             pipeline.start()
+        ...     print(tuple(batch["x"].shape))
+        (8, 4)
+
+    An error while sampling, such as ``NothingToSample``, is raised by ``wait`` or ``consume``; the pipeline stays
+    usable. A writer that dies does not stop the pipeline.
+    """
 
     def __init__(
         self,
@@ -131,15 +138,15 @@ class ReplayPipeline:
         self._transfer = transfer or transfer_to(device)
         nbytes = sampler.dtype.itemsize * batch_size * sampler.length
         self._free = deque(sampler.batch(batch_size, self._transfer.staging(nbytes)) for _ in range(ahead + 1))
-        self._asked: deque[Batch] = deque()
+        self._requested: deque[Batch] = deque()
         self._sent: deque[tuple[Batch, Any]] = deque()
         self._held: Batch | None = None
         self._closed = False
         self.waited = 0.0
-        """Seconds that ``wait`` and ``consume`` had to wait in all: what was not hidden behind the computation."""
+        """Total seconds that ``wait`` and ``consume`` spent waiting: sampling time not hidden by the computation."""
 
     def start(self) -> None:
-        """Ask for one more batch."""
+        """Request one more batch."""
         self._require_open()
         if self.started >= self.ahead:
             raise MemlaneError(
@@ -147,23 +154,23 @@ class ReplayPipeline:
             )
         self.sampler.require_open()
         self.sampler.native.start(self._free[0].block, self.beta, self.sampler.threads)
-        self._asked.append(self._free.popleft())
+        self._requested.append(self._free.popleft())
 
     @property
     def started(self) -> int:
-        """Batches that were asked for and not consumed."""
-        return len(self._asked) + len(self._sent)
+        """Number of batches requested and not consumed."""
+        return len(self._requested) + len(self._sent)
 
     def ready(self) -> bool:
-        """Whether ``consume`` would not have to wait."""
-        return bool(self._sent) or (bool(self._asked) and self.sampler.native.ready())
+        """Return whether ``consume`` would return without waiting."""
+        return bool(self._sent) or (bool(self._requested) and self.sampler.native.ready())
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the batch that was started first: until ``timeout`` (``WaitTimeout``)."""
+        """Wait for the batch that was started first: at most ``timeout`` seconds (``WaitTimeout``)."""
         self._require_open()
         if self._sent:
             return
-        if not self._asked:
+        if not self._requested:
             raise MemlaneError("no batch was started; call start() before wait() or consume()")
         begin = time.perf_counter()
         try:
@@ -172,32 +179,34 @@ class ReplayPipeline:
             self.waited += time.perf_counter() - begin
 
     def consume(self, timeout: float | None = None) -> dict[str, torch.Tensor]:
-        """The batch that was started first. On the CPU its tensors are views that the pipeline draws into again after
-        the next ``consume``: clone what must stay."""
+        """Return the batch that was started first. Waits at most ``timeout`` seconds (``WaitTimeout``).
+
+        On the CPU the tensors are views of memory that is reused after the next ``consume``: clone what must be kept.
+        """
         self.wait(timeout)
         batch, sent = self._sent.popleft()
         if self._held is not None:
             self._free.append(self._held)
         self._held = batch
-        # What is drawn already goes on its way to the device while this one is learned from.
-        if self._asked and self.sampler.native.ready():
+        # If the next batch is sampled already, start its copy to the device while the learner uses this one.
+        if self._requested and self.sampler.native.ready():
             self._send(None)
         return self._transfer.arrive(sent)
 
     def _send(self, timeout: float | None) -> None:
         try:
-            drawn = self.sampler.native.take(timeout)
+            sampled = self.sampler.native.take(timeout)
         except BaseException:
-            # Over for the drawer, if it failed; Ctrl-C leaves it as it is.
-            while len(self._asked) > self.sampler.native.asked():
-                self._free.append(self._asked.popleft())
+            # After a sampling error the request is over; after Ctrl-C it is still pending.
+            while len(self._requested) > self.sampler.native.started():
+                self._free.append(self._requested.popleft())
             raise
         self._require_open()  # another thread may have closed it
-        if not drawn:
-            if not self.sampler.native.asked():
+        if not sampled:
+            if not self.sampler.native.started():
                 raise MemlaneError("the batch was started by the process that forked this one; start() one here")
             raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
-        batch = self._asked.popleft()
+        batch = self._requested.popleft()
         try:
             self._sent.append((batch, self._transfer.send(batch)))
         except BaseException:
@@ -205,7 +214,7 @@ class ReplayPipeline:
             raise
 
     def close(self) -> None:
-        """End the thread; what was started is not drawn any more. Again is harmless."""
+        """Stop the thread and drop pending batches. Calling it again has no effect."""
         if not self._closed:
             self._closed = True
             self.sampler.native.stop()

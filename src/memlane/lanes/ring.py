@@ -1,19 +1,6 @@
-"""Ring: slots of any layout that writers fill and readers take, each once, oldest first.
+"""Ring: slots of any layout that writers fill and readers take, each slot once, oldest first.
 
-A slot that is being written or read belongs to one process and cannot be overwritten; ``native/src/ring.hpp`` says how.
-Roles are objects: ``ring.writer()`` claims and commits, ``ring.reader()`` takes and releases. Any number of each, in
-any process that has the ring (pass it as a ``Process`` argument, or attach by name).
-
-When a writer comes and all slots hold unread data, ``overflow`` decides: ``"drop_oldest"`` throws the oldest unread
-slot away and counts it, ``"block"`` makes the writer wait for a reader.
-
-    >>> with Ring({"obs": ("float32", (2, 3))}, num_slots=2) as ring:
-    ...     with ring.writer().claim() as slot:
-    ...         slot["obs"][:] = 7
-    ...         slot.commit(policy_version=3)
-    ...     with ring.reader().take(timeout=1) as slot:
-    ...         print(slot.sequence, slot.policy_version, slot["obs"].sum())
-    1 3 42.0
+``cpp/src/lanes/ring.hpp`` has the protocol between writers and readers.
 """
 
 from __future__ import annotations
@@ -33,12 +20,34 @@ from memlane.lanes.tensors import Tensor, TensorParts
 Overflow = Literal["drop_oldest", "block"]
 _OVERFLOWS: tuple[Overflow, ...] = ("drop_oldest", "block")
 
-# With drop_oldest, num_slots stay readable while one more is being written and one is being read.
+# With drop_oldest, num_slots slots stay readable while one more is being written and one more is being read.
 _SPARE_SLOTS = 2
 
 
 class Ring(Lane):
-    """A ring in a segment of its own: anonymous, or under ``name`` for unrelated processes."""
+    """Slots in shared memory that writer processes fill and reader processes take, each slot once, oldest first.
+
+    ``layout`` is what one slot contains: a ``Layout``, or ``{name: (dtype, shape)}``. ``overflow`` is what happens to a
+    writer while ``num_slots`` slots are unread: ``"drop_oldest"`` discards the oldest unread slot and counts it,
+    ``"block"`` waits for a reader.
+
+    Any number of writers and readers, in any process or thread that has the ring: pass the ring as a ``Process``
+    argument, or create it with ``name`` and call ``Ring.attach(name)``. ``ring.writer()`` claims and commits slots,
+    ``ring.reader()`` takes and releases them. A slot that is being written or read is owned by one process and is never
+    overwritten.
+
+        >>> with Ring({"obs": ("float32", (2, 3))}, num_slots=2) as ring:
+        ...     with ring.writer().claim() as slot:
+        ...         slot["obs"][:] = 7
+        ...         slot.commit(policy_version=3)
+        ...     with ring.reader().take(timeout=1) as slot:
+        ...         print(slot.sequence, slot.policy_version, slot["obs"].sum())
+        1 3 42.0
+
+    When a process dies: a slot that it had claimed becomes free and is never read; a slot that it had taken is offered
+    to the readers again. The memory stays until the last process closes the ring. A wait that names the dead process
+    in ``peers`` ends with ``PeerDied``.
+    """
 
     def __init__(
         self,
@@ -54,7 +63,7 @@ class Ring(Lane):
 
     @classmethod
     def segment_layout(cls, layout: Layout, num_slots: int, overflow: Overflow = "drop_oldest") -> Layout:
-        """What a ring takes from the machine, before it is made."""
+        """Return the layout of the ring's segment without creating it, for a ``MemoryBudget``."""
         if num_slots < 1:
             raise ValueError(f"num_slots must be 1 or more, found {num_slots}")
         if overflow not in _OVERFLOWS:
@@ -64,7 +73,7 @@ class Ring(Lane):
             {
                 **cls._describe(layout, 2),
                 "control": (f"V{_native.RING_CONTROL_BYTES}", ()),
-                # Bytes, not records: numpy's records end at 2 GiB.
+                # Bytes, not records: a numpy record is limited to 2 GiB.
                 "slots": ("uint8", (slots, _native.SLOT_HEAD_BYTES + layout.nbytes)),
             }
         )
@@ -91,7 +100,7 @@ class Ring(Lane):
             self.overflow == "block",
             f"ring of {self.segment.label}",
         )
-        # Looked up once, because every claim and every take needs them: together they are a third of its time.
+        # Computed once because every claim and take needs them: computing them takes a third of the call's time.
         self._debug = debug_mode()
         self._windows = [(mapping, base + self._first_payload + slot * self._stride) for slot in range(slots.shape[0])]
         self.slot_labels = [f"slot {slot} of the {self.native.label}" for slot in range(slots.shape[0])]
@@ -99,15 +108,15 @@ class Ring(Lane):
     # ------------------------------------------------------------------------------------------------------- roles
 
     def writer(self, writer: int = 0) -> Writer:
-        """The role that fills slots. ``writer`` is what it calls itself in the slots."""
+        """Return a handle that fills slots. ``writer`` is the number that its slots carry as ``slot.writer``."""
         return Writer(self, writer)
 
     def reader(self) -> Reader:
-        """The role that takes slots."""
+        """Return a handle that takes slots."""
         return Reader(self)
 
     def windows(self, slot: int, *, writeable: bool) -> tuple[Window, Window | None]:
-        """Where a slot's fields are seen, and in debug mode where one lease alone sees them."""
+        """Return the window of a slot's fields and, in debug mode, a window that only one lease uses."""
         if not self._debug:
             return self._windows[slot], None
         offset = self._first_payload + slot * self._stride
@@ -117,18 +126,21 @@ class Ring(Lane):
 
     @property
     def unread(self) -> int:
-        """Complete slots that no reader has taken; never more than ``num_slots``."""
+        """Number of committed slots that no reader has taken; at most ``num_slots``."""
         return self.native.unread()
 
     def counters(self) -> dict[str, int]:
-        """Since the ring was made: slots ``written``, ``read``, ``dropped`` (unread, by overflow), ``abandoned``
-        (claimed by a writer that gave up or died) and ``returned`` (taken by a reader that died, and offered again);
-        times that a writer was ``blocked`` and that a reader ``waited``. Anybody may look, at no cost to the others."""
+        """Return counts since the ring was created.
+
+        ``written``, ``read``: slots committed and taken. ``dropped``: unread slots discarded by overflow.
+        ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered again.
+        ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any time.
+        """
         return self.native.counters()
 
 
 class Writer:
-    """Claims slots and commits them."""
+    """A writer's handle on a ring. Threads may share it."""
 
     __slots__ = ("_parts", "_put", "_ring", "writer")
 
@@ -139,8 +151,11 @@ class Writer:
         self._parts: TensorParts | None = None
 
     def claim(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> WriteSlot:
-        """A slot to fill in place. Waits while all are taken (with ``overflow="block"``, while all are unread): until
-        ``timeout`` (``WaitTimeout``) or the death of one of ``peers`` (``PeerDied``)."""
+        """Return a free slot to fill in place, then ``commit``.
+
+        Waits while no slot is free (with ``overflow="block"``, also while ``num_slots`` are unread): at most
+        ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
+        """
         return WriteSlot(self._ring, self._ring.native.claim(timeout, peers), self.writer)
 
     def put(
@@ -152,18 +167,20 @@ class Writer:
         timeout: float | None = None,
         peers: Iterable[Peer] = (),
     ) -> None:
-        """Claim a slot, copy these into it and commit it, in one native call: the fastest way for what exists already.
-        Names, dtypes and shapes must be the layout's."""
+        """Claim a slot, copy ``tensors`` into it and commit it, in one native call.
+
+        The fastest way for arrays that exist already. Names, dtypes and shapes must be those of the layout.
+        """
         if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
             parts = TensorParts(self._ring.layout, tensors, "tensors", writeable=False)
             parts.before_publish()
             put = self._put(parts, None, policy_version, self.writer, rows, timeout, peers)
             assert put
-            self._parts = None if parts.twins else parts
+            self._parts = None if parts.staging else parts
 
 
 class Reader:
-    """Takes slots and releases them."""
+    """A reader's handle on a ring. Threads may share it."""
 
     __slots__ = ("_get", "_parts", "_ring")
 
@@ -173,25 +190,33 @@ class Reader:
         self._parts: TensorParts | None = None
 
     def take(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> ReadSlot:
-        """The oldest unread slot, to be read in place. Waits until there is one, until ``timeout`` (``WaitTimeout``) or
-        the death of one of ``peers`` (``PeerDied``)."""
+        """Take the oldest unread slot, to be read in place until it is released.
+
+        Waits until there is one: at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies
+        (``PeerDied``).
+        """
         return ReadSlot(self._ring, self._ring.native.take(timeout, peers))
 
     def get(self, out: Mapping[str, Tensor], *, timeout: float | None = None, peers: Iterable[Peer] = ()) -> SlotHead:
-        """Take the oldest unread slot, copy it into ``out`` and release it, in one native call. Returns what its writer
-        said of it."""
+        """Take the oldest unread slot, copy it into ``out`` and release it, in one native call.
+
+        Returns the slot's head: sequence number, policy version, writer, rows and times.
+        """
         head = self._get(self._parts, out, timeout, peers)
         if head is None:
             parts = TensorParts(self._ring.layout, out, "out", writeable=True)
             head = self._get(parts, None, timeout, peers)
             assert head is not None
             parts.after_read()
-            self._parts = None if parts.twins else parts
+            self._parts = None if parts.staging else parts
         return head
 
 
 class WriteSlot(Lease):
-    """A claimed slot. ``commit`` hands it over; a release without commit (an exception in a ``with``) gives it up."""
+    """A claimed slot: a mapping of field names to writeable arrays.
+
+    ``commit`` hands it to the readers. Release without commit (an exception in a ``with`` block) abandons it.
+    """
 
     __slots__ = ("_commit", "_native", "index", "writer")
 
@@ -203,13 +228,13 @@ class WriteSlot(Lease):
         self._begin(*ring.windows(index, writeable=True), ring.layout, True, ring.slot_labels[index])
 
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
-        """The slot is complete: readers may have it. The views of it end here."""
+        """Hand the slot to the readers. Arrays taken from it must not be used afterwards."""
         if self.released:
-            raise StaleView(f"{self.label} was committed or given up before")
+            raise StaleView(f"{self.label} was committed or abandoned before")
         self._commit = policy_version, rows
         self.release()
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         if self._commit is None:
             self._native.abandon(self.index)
         else:
@@ -217,7 +242,7 @@ class WriteSlot(Lease):
 
 
 class ReadSlot(Lease):
-    """A taken slot, read-only, with what its writer said of it."""
+    """A taken slot: a mapping of field names to read-only arrays, valid until ``release``."""
 
     __slots__ = ("_native", "head", "index")
 
@@ -229,19 +254,23 @@ class ReadSlot(Lease):
 
     @property
     def sequence(self) -> int:
+        """Number of this commit in the ring, counted from 1."""
         return self.head.sequence
 
     @property
     def policy_version(self) -> int:
+        """Version of the weights that produced the content, as the writer gave it."""
         return self.head.policy_version
 
     @property
     def writer(self) -> int:
+        """Number of the writer."""
         return self.head.writer
 
     @property
     def rows(self) -> int:
+        """Number of valid rows, as the writer gave it."""
         return self.head.rows
 
-    def _ended(self) -> None:
+    def _after_release(self) -> None:
         self._native.release(self.index)

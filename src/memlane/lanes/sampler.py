@@ -1,18 +1,4 @@
-"""ReplaySampler: draws transitions of a replay and puts together what a learner wants of each.
-
-A batch is a dict of arrays over one block (``Batch``):
-
-- every field of the row; with ``stack``, a field is the last so many of its stream, the oldest first, and before an
-  episode's begin its first one again;
-- of a replay with streams: ``next_...`` of its observations, ``discount`` (gamma to the number of steps; 0 if the last
-  one terminated, so a target is ``reward + discount * value(next_obs)``), and as ``reward``, ``terminated`` and
-  ``truncated`` the sum over ``n_step`` steps and how the last of them ended. Where an episode or what is stored ends
-  earlier, there are fewer steps, never others;
-- of a replay with priorities: ``key`` for ``update_priorities`` and ``weight``, the importance to the power of
-  ``beta``;
-- of sequences (``length`` above 1): ``valid``, False where an episode ended early and zeros fill up;
-- what ``extras`` asks for: ``key``, ``version`` (of the policy that acted), ``horizon`` (how many steps there were).
-"""
+"""ReplaySampler: sample transitions from a replay and assemble what a learner needs of each."""
 
 from __future__ import annotations
 
@@ -27,20 +13,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core import MemlaneError, Peer, Roster, SegmentClosed
-from memlane.lanes.batch import Batch, Spares, alignment_of, packed_fields
+from memlane.core import MemlaneError, Peer, SegmentClosed
+from memlane.core.lowlevel import Roster
+from memlane.core.suggestions import did_you_mean
+from memlane.lanes.batch import Batch, BlockPool, alignment_of, packed_fields
 from memlane.lanes.replay import TRANSITION, Replay
 
 EXTRAS = {"key": "int64", "version": "int64", "horizon": "int32"}
-# In the order of the native sampler's places.
-_PLACES = (*TRANSITION, "discount", "horizon", "key", "version", "weight", "valid")
+"""Fields that ``extras`` may name, with their dtypes."""
+# In the order in which the native sampler expects their offsets.
+_COMPUTED_FIELDS = (*TRANSITION, "discount", "horizon", "key", "version", "weight", "valid")
 
 
 class ReplaySampler:
-    """Draws from a replay. One thread at a time; any number of samplers.
+    """Samples batches from a replay; ``Replay.sampler()`` creates it.
 
+    Each sampler is for one thread at a time; up to 16 samplers, in any processes, may sample from one replay at once.
     Equal seeds and equal contents give equal batches, whatever the number of ``threads``. Without a seed, a sampler of
-    a replay that was saved goes on as if it had never stopped.
+    a loaded replay continues the random sequence of the sampler that was saved.
+
+    A batch is a dict of arrays (``Batch``) with
+
+    - every field of the row. ``stack={"obs": 4}`` makes ``obs`` the last 4 observations of its stream, oldest first;
+      before the start of the episode the first observation is repeated;
+    - in a replay with streams: ``next_<name>`` of each observation, ``discount`` (``gamma ** steps``, or 0 if the last
+      step terminated: the target is ``reward + discount * value(next_obs)``), and as ``reward``, ``terminated`` and
+      ``truncated`` the discounted sum over ``n_step`` steps and the flags of the last of them. Fewer steps are used
+      where the episode or the stored data ends earlier;
+    - with priorities: ``key`` for ``Replay.update_priorities`` and ``weight``, the importance weight to the power
+      ``beta``;
+    - with ``length`` above 1 (sequences): ``valid``, False in the rows of zeros after the end of an episode;
+    - what ``extras`` names: ``key``, ``version`` (of the policy that acted), ``horizon`` (number of steps used).
+
+        >>> import numpy as np
+        >>> from memlane.lanes import Replay
+        >>> with Replay({"x": ("int64", ())}, capacity=100) as replay:
+        ...     _ = replay.add({"x": np.arange(10)})
+        ...     sampler = replay.sampler(seed=0)
+        ...     batch = sampler.sample(4)
+        ...     sampler.close()
+        >>> batch["x"].shape, bool((batch["x"] < 10).all())
+        ((4,), True)
+
+    When a writer dies, sampling goes on with the rows that are stored. When a process with a sampler dies, its place is
+    free for another sampler.
     """
 
     def __init__(
@@ -60,31 +76,30 @@ class ReplaySampler:
         self.replay = replay
         self.length = length
         self.threads = threads
-        self._spares = Spares()
+        self._pool = BlockPool()
         self.dtype = _batch_dtype(replay, stack, length, extras)
         self.place = replay.roster.join()
-        self._leave = weakref.finalize(self, _give_back, replay.roster, self.place)
-        dice, known = replay.dice_at(self.place)
-        if seed is None and not known:
+        self._leave = weakref.finalize(self, _leave_roster, replay.roster, self.place)
+        rng, has_state = replay.rng_at(self.place)
+        if seed is None and not has_state:
             seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
         offsets = _offsets(self.dtype)
-        stepped = bool(replay.streams)
+        linked = bool(replay.streams)
         self.native = _native.Sampler(
             replay.native,
-            dice,
+            rng,
             None if seed is None else operator.index(seed) % 2**64,
-            _takes(replay, self.dtype, stack),
+            _field_copies(replay, self.dtype, stack),
             self.dtype.itemsize,
-            n_step if stepped else 0,
+            n_step if linked else 0,
             gamma,
             length,
-            [offsets.get(name, -1) if stepped or name not in TRANSITION else -1 for name in _PLACES],
+            [offsets.get(name, -1) if linked or name not in TRANSITION else -1 for name in _COMPUTED_FIELDS],
         )
 
     def batch(self, batch_size: int, memory: NDArray[np.uint8] | None = None) -> Batch:
-        """Memory for a batch, to be filled by ``sample(..., out=)`` again and again; with ``memory``, in those
-        bytes."""
-        _require_some(batch_size)
+        """Return an uninitialised batch to reuse with ``sample(..., out=batch)``; with ``memory``, over those bytes."""
+        _check_batch_size(batch_size)
         return Batch(self.dtype, (batch_size,) if self.length == 1 else (batch_size, self.length), memory)
 
     def sample(
@@ -96,15 +111,15 @@ class ReplaySampler:
         timeout: float | None = None,
         peers: Iterable[Peer] = (),
     ) -> Batch:
-        """Draw ``batch_size`` transitions, or as many sequences; into ``out``, or into a new batch.
+        """Sample ``batch_size`` transitions, or as many sequences, into ``out`` or into a new batch.
 
-        ``NothingToSample`` if there is none. Where a limiter holds samplers back, this waits: until ``timeout``
-        (``WaitTimeout``) or the death of one of ``peers`` (``PeerDied``).
+        ``NothingToSample`` if no stored row can be sampled. Waits while the replay's limiter blocks samplers: at most
+        ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
         """
         self.require_open()
         if out is None:
-            _require_some(batch_size)
-            out = self.batch(batch_size, self._spares.of(self.dtype.itemsize * batch_size * self.length))
+            _check_batch_size(batch_size)
+            out = self.batch(batch_size, self._pool.get(self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
                 f"out must be what this sampler's batch({batch_size}) returned, found one of {out.shape[0]} rows of "
@@ -114,21 +129,22 @@ class ReplaySampler:
         return out
 
     def require_open(self) -> None:
+        """Raise ``MemlaneError`` if the sampler was closed."""
         if not self._leave.alive:
             raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); make another")
 
     def close(self) -> None:
-        """Give the place to the next sampler. Again is harmless."""
+        """Free the sampler's place for another one. Calling it again has no effect."""
         self._leave()
 
 
-def _require_some(batch_size: int) -> None:
+def _check_batch_size(batch_size: int) -> None:
     if operator.index(batch_size) < 1:
         raise ValueError(f"batch_size must be 1 or more, found {batch_size}")
 
 
-def _give_back(roster: Roster, place: int) -> None:
-    with contextlib.suppress(SegmentClosed):  # then nobody takes it any more
+def _leave_roster(roster: Roster, place: int) -> None:
+    with contextlib.suppress(SegmentClosed):  # the roster is gone with its segment
         roster.leave(place)
 
 
@@ -145,25 +161,26 @@ def _check(
         raise ValueError(f"n_step, length and threads must be 1 or more, found {n_step=}, {length=} and {threads=}")
     if not (math.isfinite(gamma) and 0 <= gamma <= 1):
         raise ValueError(f"gamma must be between 0 and 1, found {gamma!r}")
-    for name, many in stack.items():
-        if name not in replay.layout or operator.index(many) < 1:
+    for name, count in stack.items():
+        if name not in replay.layout or operator.index(count) < 1:
+            hint = did_you_mean(name, replay.layout.fields) if name not in replay.layout else ""
             raise ValueError(
-                f"stack must name fields among {list(replay.layout.fields)} with 1 or more, found {name!r}: {many}"
+                f"stack must map fields among {list(replay.layout.fields)} to 1 or more, found {name!r}: {count}{hint}"
             )
     if unknown := [name for name in extras if name not in EXTRAS]:
-        raise ValueError(f"extras must be among {list(EXTRAS)}, found {unknown}")
-    follows = n_step > 1 or length > 1 or any(many > 1 for many in stack.values())
-    if not replay.streams and (follows or "horizon" in extras or "version" in extras):
+        raise ValueError(f"extras must be among {list(EXTRAS)}, found {unknown}{did_you_mean(unknown[0], EXTRAS)}")
+    needs_links = n_step > 1 or length > 1 or any(count > 1 for count in stack.values())
+    if not replay.streams and (needs_links or "horizon" in extras or "version" in extras):
         raise ValueError(
-            "n_step, stack, length, horizon and version are of the rows of an environment: make the replay with "
-            "streams=..., one for each"
+            "n_step, stack, length, horizon and version need linked rows: make the replay with streams=..., the number "
+            "of environments"
         )
 
 
 def _batch_dtype(replay: Replay, stack: Mapping[str, int], length: int, extras: list[str]) -> np.dtype[Any]:
     def shaped(name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        field, many = replay.layout[name], stack.get(name, 1)
-        return field.dtype, (many, *field.shape) if many > 1 else field.shape
+        field, count = replay.layout[name], stack.get(name, 1)
+        return field.dtype, (count, *field.shape) if count > 1 else field.shape
 
     fields: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     if replay.streams:
@@ -175,40 +192,45 @@ def _batch_dtype(replay: Replay, stack: Mapping[str, int], length: int, extras: 
         fields["valid"] = (np.dtype(np.bool_), ())
     fields |= {name: (np.dtype(EXTRAS[name]), ()) for name in extras}
     if clash := fields.keys() & replay.layout.fields.keys():
-        raise ValueError(f"a batch has fields {sorted(clash)} of its own; name those of the rows differently")
+        raise ValueError(f"a batch has fields {sorted(clash)} of its own; rename those of the rows")
     if summed := [name for name in TRANSITION if stack.get(name, 1) > 1]:
         raise ValueError(f"{summed[0]!r} is summed over the steps and cannot be stacked; use length= for sequences")
-    stacked = any(many > 1 for many in stack.values())
+    stacked = any(count > 1 for count in stack.values())
     row = replay.row_dtype if not stacked else packed_fields([(name, *shaped(name)) for name in replay.layout.fields])
     widest = max([8, *(alignment_of(field.dtype) for field in replay.layout)])
-    rest = packed_fields([(name, *spec) for name, spec in fields.items()], row.itemsize, widest)
+    computed = packed_fields([(name, *spec) for name, spec in fields.items()], row.itemsize, widest)
     assert row.fields is not None
-    assert rest.fields is not None
+    assert computed.fields is not None
     assert row.names is not None
-    places = {**row.fields, **rest.fields} if fields else dict(row.fields)
+    columns = {**row.fields, **computed.fields} if fields else dict(row.fields)
     return np.dtype(
         {
             "names": [*row.names, *fields],
-            "formats": [places[name][0] for name in (*row.names, *fields)],
-            "offsets": [places[name][1] for name in (*row.names, *fields)],
-            "itemsize": rest.itemsize if fields else row.itemsize,
+            "formats": [columns[name][0] for name in (*row.names, *fields)],
+            "offsets": [columns[name][1] for name in (*row.names, *fields)],
+            "itemsize": computed.itemsize if fields else row.itemsize,
         }
     )
 
 
-def _takes(replay: Replay, dtype: np.dtype[Any], stack: Mapping[str, int]) -> list[tuple[int, int, int, int, bool]]:
-    """From where in a row, how many bytes, to where in a batch's row, stacked how often, of the row or of what
-    follows."""
-    here, there = _offsets(replay.row_dtype), _offsets(dtype)
-    takes = []
-    if any(many > 1 for many in stack.values()):
+def _field_copies(
+    replay: Replay, dtype: np.dtype[Any], stack: Mapping[str, int]
+) -> list[tuple[int, int, int, int, bool]]:
+    """Return the copies that assemble a row of a batch, as the native sampler expects them.
+
+    Each is (offset in the stored row, bytes, offset in the batch's row, number of stacked steps, True for the next
+    observation).
+    """
+    source, target = _offsets(replay.row_dtype), _offsets(dtype)
+    copies = []
+    if any(count > 1 for count in stack.values()):
         for field in replay.layout:
-            takes.append((here[field.name], field.nbytes, there[field.name], stack.get(field.name, 1), False))
-    else:  # all of the row as it lies there, in one piece
-        takes.append((0, replay.row_dtype.itemsize, 0, 1, False))
+            copies.append((source[field.name], field.nbytes, target[field.name], stack.get(field.name, 1), False))
+    else:  # the row as it is stored, in one copy
+        copies.append((0, replay.row_dtype.itemsize, 0, 1, False))
     for name in replay.observations:
-        takes.append((here[name], replay.layout[name].nbytes, there[f"next_{name}"], stack.get(name, 1), True))
-    return takes
+        copies.append((source[name], replay.layout[name].nbytes, target[f"next_{name}"], stack.get(name, 1), True))
+    return copies
 
 
 def _offsets(dtype: np.dtype[Any]) -> dict[str, int]:

@@ -1,15 +1,6 @@
-"""Stats: counts, means and variances of a stream of vectors that several collectors see parts of.
+"""Stats: the running count, mean and variance of vectors that several collectors observe.
 
-Each collector counts in memory of its own, so none waits for another; ``merged`` is what one counter of all vectors
-together would have found, whatever the order (Chan, Golub and LeVeque's parallel form of Welford's method).
-
-    >>> import numpy as np
-    >>> with Stats(shape=2) as stats:
-    ...     collector = stats.collector()
-    ...     collector.add([[1.0, 10.0], [3.0, 30.0]])
-    ...     moments = stats.merged()
-    ...     print(moments.count, moments.mean, moments.variance)
-    2.0 [ 2. 20.] [  1. 100.]
+Moments are merged with the parallel form of Welford's method (Chan, Golub and LeVeque): the order does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
-from memlane.core import Layout, Roster
+from memlane.core import Layout
+from memlane.core.lowlevel import Roster
 from memlane.lanes.lane import Lane
 from memlane.lanes.tensors import TensorParts
 
@@ -30,30 +22,35 @@ _BUFFERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """How many vectors, their mean, and the sum of squared distances from it. Two of them add up to those of both."""
+    """Count, mean and sum of squared deviations of a set of vectors. ``a + b`` are the moments of both sets."""
 
     count: float
+    """Number of vectors."""
     mean: NDArray[np.float64]
+    """Mean of the vectors."""
     squares: NDArray[np.float64]
+    """Sum of squared deviations from the mean."""
 
     @classmethod
     def of(cls, vectors: NDArray[np.float64]) -> Moments:
-        """The moments of the rows of ``vectors``."""
+        """Return the moments of the rows of ``vectors``."""
         count = float(len(vectors))
         mean = vectors.mean(axis=0) if count else np.zeros(vectors.shape[1:])
         return cls(count, mean, ((vectors - mean) ** 2).sum(axis=0))
 
     @classmethod
     def none(cls, shape: tuple[int, ...]) -> Moments:
+        """Return the moments of no vectors."""
         return cls(0.0, np.zeros(shape), np.zeros(shape))
 
     @property
     def variance(self) -> NDArray[np.float64]:
-        """Of the vectors themselves (divided by the count); zero before the first."""
+        """Population variance (divided by the count); zero before the first vector."""
         return self.squares / max(self.count, 1.0)
 
     @property
     def std(self) -> NDArray[np.float64]:
+        """Square root of ``variance``."""
         return np.sqrt(self.variance)
 
     def __add__(self, other: Moments) -> Moments:
@@ -71,7 +68,21 @@ def _record(shape: int | Iterable[int]) -> Layout:
 
 
 class Stats(Lane):
-    """Room for ``places`` collectors that count vectors of ``shape``."""
+    """Running count, mean and variance of vectors of ``shape``, merged over up to ``places`` collectors.
+
+    Each collector writes to its own place, so collectors never wait for each other; any process that has the object may
+    call ``merged`` at any time. Pass the object as a ``Process`` argument, or create it with ``name`` and call
+    ``Stats.attach(name)``.
+
+        >>> with Stats(shape=2) as stats:
+        ...     collector = stats.collector()
+        ...     collector.add([[1.0, 10.0], [3.0, 30.0]])
+        ...     moments = stats.merged()
+        ...     print(moments.count, moments.mean, moments.variance)
+        2.0 [ 2. 20.] [  1. 100.]
+
+    When a collector dies, its counts stay in ``merged``, and the next collector takes over its place and adds to them.
+    """
 
     def __init__(self, shape: int | Iterable[int], *, places: int = 64, name: str | None = None) -> None:
         record = _record(shape)
@@ -79,7 +90,7 @@ class Stats(Lane):
 
     @classmethod
     def segment_layout(cls, shape: int | Iterable[int], places: int = 64) -> Layout:
-        """What the statistics take from the machine, before they are made."""
+        """Return the layout of the statistics' segment without creating it, for a ``MemoryBudget``."""
         return cls._expected_layout(_record(shape), [places])
 
     @classmethod
@@ -114,34 +125,37 @@ class Stats(Lane):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of one vector."""
         return self.layout["mean"].shape
 
     def collector(self) -> StatsCollector:
-        """The role that counts. It takes a place; where a collector died, the next one goes on counting from there."""
+        """Return a handle that counts vectors, at a free place or at a dead collector's, whose counts it keeps."""
         return StatsCollector(self, self._roster.join())
 
     def merged(self) -> Moments:
-        """What all collectors have seen, the dead ones too."""
+        """Return the moments of all vectors that any collector has counted, dead collectors included."""
         return sum(map(self.at, range(len(self._places))), Moments.none(self.shape))
 
     def at(self, place: int) -> Moments:
-        """What the collectors at one place have seen."""
+        """Return the moments of the vectors counted at one place."""
         record = {field.name: np.zeros(field.shape, field.dtype) for field in self.layout}
         self._places[place].read(TensorParts(self.layout, record, "record", writeable=True))
         return Moments(float(record["count"]), record["mean"], record["squares"])
 
     def put(self, place: int, moments: Moments) -> None:
+        """Set the moments of one place. Only the collector that holds the place may call it."""
         record = {"count": np.array(moments.count), "mean": moments.mean, "squares": moments.squares}
         parts = TensorParts(self.layout, record, "record", writeable=False)
-        parts.before_publish()  # moments of plain numbers are numpy scalars, which have no address of their own
+        parts.before_publish()  # moments of scalars are numpy scalars, which need a staging copy
         self._places[place].publish(parts)
 
     def leave(self, place: int) -> None:
+        """Free a place that this process holds."""
         self._roster.leave(place)
 
 
 class StatsCollector:
-    """Counts what one collector sees."""
+    """A collector's handle on ``Stats``. One thread at a time."""
 
     def __init__(self, stats: Stats, place: int) -> None:
         self._stats = stats
@@ -149,7 +163,7 @@ class StatsCollector:
         self.moments = stats.at(place)
 
     def add(self, vectors: ArrayLike) -> None:
-        """Count a batch: the shape of one vector after any number of leading dimensions."""
+        """Count a batch of vectors: any number of leading dimensions before the shape of one vector."""
         batch = np.asarray(vectors, np.float64)
         shape = self._stats.shape
         if batch.ndim < len(shape) or batch.shape[batch.ndim - len(shape) :] != shape:
@@ -158,5 +172,5 @@ class StatsCollector:
         self._stats.put(self.place, self.moments)
 
     def close(self) -> None:
-        """Give the place to the next collector. What was counted stays."""
+        """Free the place for the next collector. The counts stay in ``merged``."""
         self._stats.leave(self.place)

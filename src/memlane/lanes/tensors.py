@@ -1,8 +1,9 @@
-"""Tensors: numpy arrays and torch tensors as bytes with a name, a dtype and a shape. torch is never imported here: a
-tensor is recognised by what it can do.
+"""Tensors: numpy arrays and torch tensors as bytes with a name, a dtype and a shape.
 
-numpy has no bfloat16 and no float8. Such a tensor is described as a record of one unsigned integer that carries the
-dtype's name, so its bits travel unchanged and another process can tell it from a plain integer.
+torch is imported only by ``tensor_of``; elsewhere a tensor is recognised by its ``data_ptr`` method.
+
+numpy has no bfloat16 and no float8. Such a tensor is described as a record of one unsigned integer whose field has the
+dtype's name: the bits are copied unchanged, and another process can tell the record from a plain integer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from memlane import _native
 from memlane.core import Layout
 from memlane.core.layout import Field
 from memlane.core.rows import address
+from memlane.core.suggestions import did_you_mean
 
 Tensor = Any
 """A numpy array or a torch tensor."""
@@ -29,49 +31,52 @@ _SHARED_NAMES = {
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """The layout that holds these tensors, bit for bit."""
+    """Return the layout with the names, dtypes and shapes of ``tensors``.
+
+    >>> import numpy as np
+    >>> layout_of({"w": np.zeros((2, 3), np.float32), "steps": np.array(0)})
+    Layout(w: float32[2, 3], steps: int64[]; 128 bytes)
+    """
     return Layout({name: _spec(name, tensor) for name, tensor in tensors.items()})
 
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
-    """A copy of a torch tensor's content, whatever its dtype, device and strides; ``tensor_of`` makes it a tensor
-    again."""
-    twin = _twin(tensor)
-    _copy(twin, tensor)
-    return _seen_as_bytes(twin)
+    """Return a copy of a torch tensor's bytes, whatever its dtype, device and strides. ``tensor_of`` is the inverse."""
+    copy = _empty_staging_copy(tensor)
+    _copy(copy, tensor)
+    return _view_as_bytes(copy)
 
 
 def tensor_of(field: Field, content: NDArray[np.uint8]) -> Tensor:
-    """A new tensor with that content."""
+    """Return a new torch tensor of the field's dtype and shape with these bytes."""
     import torch
 
     name = field.dtype.names[0] if field.dtype.names else field.dtype.name
     tensor = torch.empty(field.shape, dtype=getattr(torch, name), device="cpu")
-    _seen_as_bytes(tensor)[:] = content
+    _view_as_bytes(tensor)[:] = content
     return tensor
 
 
-def _seen_as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def _view_as_bytes(tensor: Tensor) -> NDArray[np.uint8]:
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy()  # type: ignore[no-any-return]
 
 
 class TensorParts(_native.TensorParts):
-    """Where the bytes of some tensors are, and where in a block of ``layout`` they belong: what one native copy takes.
+    """The addresses of tensors and their offsets in a block of ``layout``: the argument of one native copy.
 
-    Looked up once and kept for as long as ``same`` or ``fits`` say that it serves. A tensor without a plain address (on
-    another device, or not contiguous) goes through a contiguous twin.
+    Built once and reused while ``same`` or ``fits`` is true. A tensor that cannot be copied from its address (on
+    another device, or not contiguous) is copied through a contiguous staging copy.
     """
 
-    __slots__ = ("twins",)
+    __slots__ = ("staging",)
 
     def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], role: str, *, writeable: bool) -> None:
         if tensors.keys() != layout.fields.keys():
-            missing = [name for name in layout.fields if name not in tensors]
-            unknown = [name for name in tensors if name not in layout]
-            raise KeyError(f"{role} must have the names of the layout; missing {missing}, unknown {unknown}")
-        self.twins: list[tuple[Tensor, Tensor]] = []
+            raise KeyError(_name_mismatch(role, layout, tensors))
+        self.staging: list[tuple[Tensor, Tensor]] = []
+        """Pairs of a tensor and its staging copy."""
         parts: list[tuple[str, Tensor, int, Tensor, int, int]] = []
         for name, tensor in tensors.items():
             field = layout[name]
@@ -80,18 +85,27 @@ class TensorParts(_native.TensorParts):
                 raise ValueError(f"{role}[{name!r}] is read-only")
             source = tensor
             if not _is_plain(tensor):
-                source = _twin(tensor)
-                self.twins.append((tensor, source))
+                source = _empty_staging_copy(tensor)
+                self.staging.append((tensor, source))
             parts.append((name, tensor, field.offset, source, _address(source), field.nbytes))
         super().__init__(parts, writeable)
 
     def before_publish(self) -> None:
-        for tensor, twin in self.twins:
-            _copy(twin, tensor)
+        """Copy tensors into their staging copies."""
+        for tensor, copy in self.staging:
+            _copy(copy, tensor)
 
     def after_read(self) -> None:
-        for tensor, twin in self.twins:
-            _copy(tensor, twin)
+        """Copy staging copies into their tensors."""
+        for tensor, copy in self.staging:
+            _copy(tensor, copy)
+
+
+def _name_mismatch(role: str, layout: Layout, tensors: Mapping[str, Tensor]) -> str:
+    missing = [name for name in layout.fields if name not in tensors]
+    unknown = [name for name in tensors if name not in layout]
+    hint = did_you_mean(unknown[0], missing) if unknown else ""
+    return f"{role} must have the names of the layout; missing {missing}, unknown {unknown}{hint}"
 
 
 def _spec(name: str, tensor: Tensor) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -123,22 +137,23 @@ def _address(tensor: Tensor) -> int:
 
 
 def _is_plain(tensor: Tensor) -> bool:
+    """Return whether the tensor's bytes can be copied from its address."""
     if isinstance(tensor, np.ndarray):
         return tensor.flags.c_contiguous
     if isinstance(tensor, np.generic) or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return False
-    return not (tensor.is_neg() or tensor.is_conj())  # what torch has yet to do to the data when it is read
+    return not (tensor.is_neg() or tensor.is_conj())  # torch negates or conjugates such a tensor when it is read
 
 
-def _twin(tensor: Tensor) -> Tensor:
-    """A contiguous tensor in this process's memory, of the same shape and dtype."""
+def _empty_staging_copy(tensor: Tensor) -> Tensor:
+    """Return an uninitialised contiguous CPU tensor of the same shape and dtype."""
     if isinstance(tensor, np.ndarray | np.generic):
         return np.empty(tensor.shape, tensor.dtype)
     return tensor.detach().new_empty(tensor.shape, device="cpu")
 
 
-def _copy(to: Tensor, source: Tensor) -> None:
-    if isinstance(to, np.ndarray):
-        np.copyto(to, source)
+def _copy(destination: Tensor, source: Tensor) -> None:
+    if isinstance(destination, np.ndarray):
+        np.copyto(destination, source)
     else:
-        to.detach().copy_(source.detach())
+        destination.detach().copy_(source.detach())

@@ -1,17 +1,6 @@
-"""Weights: the latest version of named tensors, published by a writer and read by anybody, without a lock.
+"""Weights: the latest version of named tensors, published by one process and read by any, without a lock.
 
-The writer fills a buffer that is not the latest and publishes it with one atomic number; a reader copies the latest and
-is told if its buffer was recycled meanwhile, in which case the copy is made again. So the writer never waits for
-readers, readers never stop the writer, and a read is one version. ``native/src/weights.hpp`` says how, and what
-happens when somebody dies.
-
-    >>> import numpy as np
-    >>> with Weights({"w": ("float32", (2, 2)), "steps": ("int64", ())}) as weights:
-    ...     weights.publish({"w": np.ones((2, 2), np.float32), "steps": np.array(5)})
-    ...     version, arrays = weights.read()
-    ...     print(version, arrays["w"].sum(), arrays["steps"])
-    1
-    1 4.0 5
+``cpp/src/lanes/weights.hpp`` has the protocol between writer and readers.
 """
 
 from __future__ import annotations
@@ -31,7 +20,30 @@ from memlane.lanes.tensors import Tensor, TensorParts
 
 
 class Weights(Lane):
-    """Weights of any layout in a segment of their own: anonymous, or under ``name`` for unrelated processes."""
+    """The latest version of named tensors in shared memory: a writer publishes, any number of processes read.
+
+    ``layout`` has names, dtypes and shapes: a ``Layout`` (``layout_of(state_dict)``), or ``{name: (dtype, shape)}``.
+    Arrays may be numpy's or torch's, on any device.
+
+    Any process that has the weights may read: pass the object as a ``Process`` argument, or create it with ``name`` and
+    call ``Weights.attach(name)``. Usually one process publishes; with n of them, use ``buffers=n + 2`` or more. A
+    handle remembers what it read last, so each reading thread needs its own: ``Weights.from_segment(weights.segment)``.
+
+        >>> import numpy as np
+        >>> with Weights({"w": ("float32", (2, 2)), "steps": ("int64", ())}) as weights:
+        ...     weights.publish({"w": np.ones((2, 2), np.float32), "steps": np.array(5)})
+        ...     version, arrays = weights.read()
+        ...     print(version, arrays["w"].sum(), arrays["steps"])
+        1
+        1 4.0 5
+
+    The writer fills one of ``buffers`` copies that is not the latest, then makes it the latest atomically. So it never
+    waits for readers, readers never block it, and a read is one version: a copy that was overwritten while it was made
+    is made again.
+
+    When the writer dies, in the middle of a publication too, the latest complete version stays readable and another
+    process may publish the next. When a reader dies, nothing changes for the others.
+    """
 
     def __init__(self, layout: Layout | Mapping[str, FieldSpec], *, buffers: int = 3, name: str | None = None) -> None:
         block = as_layout(layout)
@@ -39,14 +51,14 @@ class Weights(Lane):
 
     @classmethod
     def segment_layout(cls, layout: Layout, buffers: int = 3) -> Layout:
-        """What the weights take from the machine, before they are made."""
-        if not 2 <= buffers <= _native.MOST_BUFFERS:
-            raise ValueError(f"buffers must be 2 to {_native.MOST_BUFFERS}, found {buffers}")
+        """Return the layout of the weights' segment without creating it, for a ``MemoryBudget``."""
+        if not 2 <= buffers <= _native.MAX_BUFFERS:
+            raise ValueError(f"buffers must be 2 to {_native.MAX_BUFFERS}, found {buffers}")
         return Layout(
             {
                 **cls._describe(layout, 1),
                 "control": (f"V{_native.WEIGHTS_CONTROL_BYTES}", ()),
-                # Bytes, not records: numpy's records end at 2 GiB.
+                # Bytes, not records: a numpy record is limited to 2 GiB.
                 "buffers": ("uint8", (buffers, max(layout.nbytes, 64))),
             }
         )
@@ -72,25 +84,30 @@ class Weights(Lane):
         self._read_version = 0
 
     def publish(self, tensors: Mapping[str, Tensor]) -> int:
-        """Make a copy of these the latest version and return its number. Names, dtypes and shapes must be the layout's.
-        Never waits, whatever the readers do."""
-        if version := self._native.publish_these(self._published, tensors):
+        """Publish a copy of ``tensors`` as the latest version and return its number.
+
+        Names, dtypes and shapes must be those of the layout. Never waits for readers.
+        """
+        if version := self._native.publish_tensors(self._published, tensors):
             return version
         parts = self._published
         if parts is None or not parts.fits(tensors):
             parts = self._published = TensorParts(self.layout, tensors, "tensors", writeable=False)
-        if parts.twins:
+        if parts.staging:
             parts.before_publish()
         return self._native.publish(parts)
 
     @property
     def version(self) -> int:
-        """The number of the latest version; 0 before the first."""
+        """Number of the latest version; 0 before the first ``publish``."""
         return self._native.version()
 
     def read(self, out: Mapping[str, Tensor] | None = None) -> tuple[int, Mapping[str, Tensor]]:
-        """Copy the latest version out, into ``out`` or new arrays. Version 0 means that there is none yet and that
-        nothing was copied. What was read last into the same ``out`` is not copied again."""
+        """Copy the latest version into ``out``, or into new arrays, and return ``(version, out)``.
+
+        Version 0: nothing was published yet and nothing was copied. If ``out`` already has the latest version from the
+        last ``read``, nothing is copied.
+        """
         if out is None:
             out = {field.name: np.empty(field.shape, field.dtype) for field in self.layout}
         if (version := self._native.read_new(self._read, out, self._read_version)) >= 0:
@@ -103,19 +120,19 @@ class Weights(Lane):
                 parts = self._read = TensorParts(self.layout, out, "out", writeable=True)
         if self._native.version() != self._read_version:
             self._read_version = self._native.read(parts)
-            if parts.twins:
+            if parts.staging:
                 parts.after_read()
         return self._read_version, out
 
     def publish_some(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """``publish`` of the first bytes of some fields; what the other bytes of this version hold is undefined."""
-        return self._native.publish(self._beginnings(arrays, writeable=False))
+        """Publish only the first bytes of some fields; the other bytes of this version are undefined."""
+        return self._native.publish(self._prefixes(arrays, writeable=False))
 
     def read_some(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """``read`` of the first bytes of some fields, all of one version, whose number is returned."""
-        return self._native.read(self._beginnings(arrays, writeable=True))
+        """Read only the first bytes of some fields, all of one version, and return its number."""
+        return self._native.read(self._prefixes(arrays, writeable=True))
 
-    def _beginnings(self, arrays: Mapping[str, NDArray[Any]], *, writeable: bool) -> _native.TensorParts:
+    def _prefixes(self, arrays: Mapping[str, NDArray[Any]], *, writeable: bool) -> _native.TensorParts:
         parts = []
         for name, array in arrays.items():
             field = self.layout[name]
@@ -128,9 +145,12 @@ class Weights(Lane):
         return _native.TensorParts(parts, writeable)
 
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int:
-        """Wait until ``version`` or a later one is there and return the latest number."""
+        """Wait until ``version`` or a later one is published and return the latest number.
+
+        Waits at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
+        """
         return self._native.wait_for(version, timeout, peers)
 
     def counters(self) -> dict[str, int]:
-        """``version``: publications; ``retries``: copies that were overwritten while they were made, and made again."""
+        """Return ``version`` (publications) and ``retries`` (reads repeated because the writer overtook them)."""
         return {"version": self.version, "retries": self._native.retries()}

@@ -1,7 +1,7 @@
-"""Build: from a C file to a shared library that ``memlane.native.load`` takes, in one command of the system's compiler.
+"""Build: compile a C file into a shared library for ``memlane.native.load``, with the system's compiler.
 
-Nothing takes the old library's place before the new one is known to be good: it is compiled beside it, its spec is read
-by another process, and then it is renamed. Who has the old one loaded keeps it whole, since its file lives on.
+The new library replaces the old one only after it has been checked: it is compiled into a temporary folder, another
+process reads its spec, and then it is renamed. Processes that have the old library loaded keep using it.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Never
 
 from memlane import _native
 from memlane.core import MemlaneError
+from memlane.core.children import describe_exit
+from memlane.core.suggestions import did_you_mean
 
 _C, _CPP = {".c"}, {".cc", ".cpp", ".cxx", ".c++"}
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _INSTALL = (
     "Install one: `apt-get install build-essential` (Debian, Ubuntu), `dnf install gcc gcc-c++` (Fedora), "
-    "`xcode-select --install` (macOS); or set {variable} to the one to use."
+    "`xcode-select --install` (macOS); or set {variable} to a compiler command."
 )
 
-# The same as memlane's own environments have. -ffp-contract=off: what is computed for four environments at a time and
-# what for one must round alike, or results would depend on the number of threads. -fno-trapping-math lets the compiler
-# compute both sides of a "?".
+# The flags that memlane's own environments are built with. -ffp-contract=off: vectorised and scalar code must round
+# alike, or results would depend on the number of threads. -fno-trapping-math lets the compiler evaluate both operands
+# of "?:" without a branch.
 _FLAGS = ["-fPIC", "-shared", "-ffp-contract=off", "-fno-trapping-math", "-Wall", "-Wextra"]
 _FAST = ["-O3"]
-# Undefined behaviour (an index beyond its array, an overflow) is told with file and line, and the program goes on.
+# Undefined behaviour (an index out of bounds, an overflow) is reported with file and line, and the program continues.
 _DEBUG = ["-Og", "-g", "-fsanitize=undefined", "-fno-omit-frame-pointer"]
 
-# C++20 has the `.name = ...` of the spec, but g++ warns of every field that is left out, as C does not.
+# C++20 has designated initialisers (`.name = ...`), but unlike gcc for C, g++ warns about every field that is left out.
 _CPP_FLAGS = ["-std=c++20", "-Wno-missing-field-initializers"]
 
 _SECONDS_TO_LOAD = 60.0
-"""Far more than it takes to import memlane: a library whose start-up code hangs must not hang the caller."""
-_UNFIT = 3
-"""How the process that reads the spec ends when it has said what is wrong. Python itself ends with 0, 1 or 2."""
+"""Time limit for reading the spec, far above the import time of memlane: a constructor that hangs must not hang us."""
+_INVALID_SPEC = 3
+"""Exit code of the process that reads the spec, after it wrote a SpecError to stderr. Python itself uses 0, 1 and 2."""
 _LOADER = f"""
 import json, sys
 sys.path[:] = json.loads(sys.argv[2])
@@ -51,12 +53,12 @@ try:
     open_library(sys.argv[1])
 except SpecError as error:
     sys.stderr.write(str(error))
-    sys.exit({_UNFIT})
+    sys.exit({_INVALID_SPEC})
 """
 
 
 class BuildError(MemlaneError, RuntimeError):
-    """An environment could not be built. The message says what is missing or wrong, in the compiler's words too."""
+    """An environment could not be built. The message says what is missing or wrong and has the compiler's output."""
 
 
 def build(
@@ -65,134 +67,135 @@ def build(
     *,
     debug: bool = False,
     native: bool = True,
+    **unknown: Never,
 ) -> Path:
-    """Compiles an environment and returns the library. Warnings of the compiler go to stderr.
+    """Compile an environment and return the path of the library. Compiler warnings go to stderr.
 
-    ``output``: None is beside the source, with the ending ``.so``. ``debug``: undefined behaviour is reported while it
-    runs, and debuggers see lines. ``native``: for this machine's processor; False when it shall run on others too."""
+    ``output``: the library to write, or the folder for it; None writes it beside the source with the suffix ``.so``.
+    ``debug``: report undefined behaviour at run time, and add debug information. ``native``: optimise for this
+    machine's processor; False builds a library that also runs on other machines."""
+    for name in unknown:
+        suggestion = did_you_mean(name, ["debug", "native", "output"], {"portable": "native"})
+        raise TypeError(f"build() has no option {name!r}{suggestion} (options: output, debug, native)")
     source = Path(source)
-    output = _output_for(_checked(source), output)
+    _check_source(source)
+    output = _output_path(source, output)
     variable = "CXX" if source.suffix.lower() in _CPP else "CC"
     flags = [*(_DEBUG if debug else _FAST), *_FLAGS, *(["-march=native"] if native else [])]
     flags += _CPP_FLAGS if variable == "CXX" else []
     command = [*_compiler(variable), *flags, f"-I{_include_folder()}", str(source)]
     try:
-        # In the folder where it shall end: a rename is one step only within a file system.
+        # In the folder of the output: a rename is atomic only within one file system.
         folder = tempfile.TemporaryDirectory(prefix=".memlane-build-", dir=output.parent)
     except OSError as error:
         raise BuildError(f"{output} cannot be written: {error.strerror}") from None
-    with folder as name:
-        fresh = Path(name) / output.name
-        sys.stderr.write(_compile([*command, "-o", str(fresh), "-lm"], source, variable))
-        _check(fresh, output, source)
-        os.replace(fresh, output)
+    with folder as temporary:
+        library = Path(temporary) / output.name
+        sys.stderr.write(_compile([*command, "-o", str(library), "-lm"], source, variable))
+        _check_library(library, output, source)
+        os.replace(library, output)
     return output
 
 
-def _checked(source: Path) -> Path:
+def _check_source(source: Path) -> None:
     if source.is_dir():
-        raise BuildError(f"{source} is a folder; name the C file in it")
+        raise BuildError(f"{source} is a folder; pass the C file in it")
     if not source.exists():
-        raise BuildError(f"there is no file {source}; `memlane new NAME` writes one to begin with")
+        raise BuildError(f"there is no file {source}; `memlane new NAME` writes a template")
     if source.suffix.lower() not in _C | _CPP:
         known = ", ".join(sorted(_C | _CPP))
-        raise BuildError(f"{source} does not look like C or C++: its name should end in one of {known}")
-    return source
+        raise BuildError(f"{source} is not a C or C++ file: its name should end in one of {known}")
 
 
-def _output_for(source: Path, output: str | os.PathLike[str] | None) -> Path:
+def _output_path(source: Path, output: str | os.PathLike[str] | None) -> Path:
     if output is None:
         return source.with_suffix(".so")
     file = Path(output)
     if file.is_dir():
         file = file / f"{source.stem}.so"
     if file.suffix.lower() in _C | _CPP:
-        raise BuildError(f"the output {file} has the name of a source file; call it {source.stem}.so")
+        raise BuildError(f"the output {file} has the suffix of a source file; use {source.stem}.so")
     if not file.parent.is_dir():
         raise BuildError(f"the output {file} cannot be written: there is no folder {file.parent}")
     return file
 
 
 def _compiler(variable: str) -> list[str]:
-    """What the variable says, words and all (``ccache gcc``), or the first one that is there."""
-    chosen = shlex.split(os.environ.get(variable, ""))
-    if chosen:
-        if shutil.which(chosen[0]) is None:
-            raise BuildError(f"{variable} is {os.environ[variable]!r}, but there is no program {chosen[0]!r} to run")
-        return chosen
+    """The command in the environment variable (it may have arguments: ``ccache gcc``), or the first known compiler."""
+    command = shlex.split(os.environ.get(variable, ""))
+    if command:
+        if shutil.which(command[0]) is None:
+            raise BuildError(f"{variable} is {os.environ[variable]!r}, but there is no program {command[0]!r}")
+        return command
     for name in _COMPILERS[variable]:
         if shutil.which(name):
             return [name]
     language = "C++" if variable == "CXX" else "C"
     names = ", ".join(_COMPILERS[variable])
-    raise BuildError(f"there is no {language} compiler here ({names}). {_INSTALL.format(variable=variable)}")
+    raise BuildError(f"found no {language} compiler ({names}). {_INSTALL.format(variable=variable)}")
 
 
 def _include_folder() -> Path:
-    """Beside the native module, which is not beside this file when memlane is installed for editing."""
+    """The folder ``include`` beside the native module, which an editable install does not have beside this file."""
     folder = Path(_native.__file__).parent / "include"
     if not (folder / "memlane" / "env.h").exists():
-        raise BuildError(f"memlane's header memlane/env.h is not in {folder}: install memlane again, it is incomplete")
+        raise BuildError(f"the header memlane/env.h is missing in {folder}: install memlane again, it is incomplete")
     return folder
 
 
 def _compile(command: list[str], source: Path, variable: str) -> str:
-    """What the compiler says about a program that it compiles."""
-    # In English, so that what it says can be understood below.
+    """Run the compiler and return its output."""
+    # In English: _explain matches its messages.
     english = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=english, check=False)
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=english, check=False)
     except OSError as error:
-        raise BuildError(f"the compiler {command[0]!r} cannot be run: {error.strerror}; see {variable}") from None
-    said = done.stdout.decode(errors="replace")
-    if done.returncode < 0:
-        raise BuildError(f"the compiler was killed by {_signal_name(-done.returncode)} while it compiled {source}")
-    if done.returncode:
-        raise BuildError(f"{source} does not compile. {_what_to_look_at(said)}\n\n{said.rstrip()}")
-    return said
+        raise BuildError(
+            f"the compiler {command[0]!r} cannot be run: {error.strerror}; {variable} chooses another one"
+        ) from None
+    text = result.stdout.decode(errors="replace")
+    if result.returncode < 0:
+        raise BuildError(f"the compiler {describe_exit(result.returncode)} while it compiled {source}")
+    if result.returncode:
+        raise BuildError(f"{source} does not compile. {_explain(text)}\n\n{text.rstrip()}")
+    return text
 
 
-def _what_to_look_at(said: str) -> str:
-    if missing := re.search(r"fatal error: '?([^\s':]+)'?(: No such file or directory| file not found)", said):
-        return f"The header {missing[1]} was not found: look for it beside the source, or install what it belongs to."
-    if re.search(r"ubsan", said) and re.search(r"cannot find|No such file", said):
+def _explain(text: str) -> str:
+    """A sentence about the compiler's output: where to look first."""
+    if missing := re.search(r"fatal error: '?([^\s':]+)'?(: No such file or directory| file not found)", text):
+        return f"The header {missing[1]} was not found: put it beside the source, or install the package that has it."
+    if re.search(r"ubsan", text) and re.search(r"cannot find|No such file", text):
         return "A debug build needs the compiler's libubsan: install it, or build without debug."
-    if first := re.search(r"^(\S.*?):(\d+):(?:\d+:)? (?:fatal )?error:", said, re.MULTILINE):
+    if first := re.search(r"^(\S.*?):(\d+):(?:\d+:)? (?:fatal )?error:", text, re.MULTILINE):
         where = f"line {first[2]} of {Path(first[1]).name}"
-        return f"Look at the first error, {where}: those after it often follow from it."
-    return "Look at what the compiler says:"
+        return f"Start with the first error, {where}: later ones are often consequences of it."
+    return "The compiler's output:"
 
 
-def _check(fresh: Path, output: Path, source: Path) -> None:
-    """Reads the spec where a crash harms nobody: start-up code may do anything, and pointers may lead anywhere."""
-    command = [sys.executable, "-c", _LOADER, str(fresh), json.dumps(sys.path)]
+def _check_library(library: Path, output: Path, source: Path) -> None:
+    """Read the spec in another process: constructors of the library and bad pointers in the spec may crash it."""
+    command = [sys.executable, "-c", _LOADER, str(library), json.dumps(sys.path)]
     quiet = subprocess.DEVNULL
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, timeout=_SECONDS_TO_LOAD, check=False
         )
     except subprocess.TimeoutExpired:
         raise BuildError(
-            f"{source} compiles, but its library could not be loaded within {_SECONDS_TO_LOAD:g} s: look at what runs "
-            "before `init`"
+            f"{source} compiles, but its library did not load within {_SECONDS_TO_LOAD:g} s: check the code that runs "
+            "when it is loaded (constructors)"
         ) from None
-    said = done.stderr.decode(errors="replace")
-    for temporary in (fresh.resolve(), fresh):
-        said = said.replace(str(temporary), str(output))
-    if done.returncode < 0:
+    text = result.stderr.decode(errors="replace")
+    for temporary in (library.resolve(), library):
+        text = text.replace(str(temporary), str(output))
+    if result.returncode < 0:
         raise BuildError(
-            f"{source} compiles, but reading its memlane_env ended in {_signal_name(-done.returncode)}: look at the "
-            "pointers in it, and at the counts (MEMLANE_COUNT), which must not promise more than there is"
+            f"{source} compiles, but the process that read its memlane_env {describe_exit(result.returncode)}: check "
+            "the pointers in it and the counts of its arrays (use MEMLANE_COUNT)"
         )
-    if done.returncode == _UNFIT:
-        undefined = " It is used but defined nowhere." if "undefined symbol" in said else ""
-        raise BuildError(f"{source} compiles, but cannot be run: {said}{undefined}")
-    if done.returncode:
-        raise BuildError(f"{source} compiles, but its library could not be looked at:\n\n{said.rstrip()}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    if result.returncode == _INVALID_SPEC:
+        undefined = " It is used but not defined." if "undefined symbol" in text else ""
+        raise BuildError(f"{source} compiles, but cannot be run: {text}{undefined}")
+    if result.returncode:
+        raise BuildError(f"{source} compiles, but its library could not be checked:\n\n{text.rstrip()}")

@@ -1,4 +1,4 @@
-"""New: a folder with a small environment that works, its test and its training, to begin one's own with."""
+"""New: write a folder with a small working environment, its tests and a training script, as a template."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from memlane.core import MemlaneError
 
 _TEMPLATE = Path(__file__).parent / "template"
 _PLACEHOLDER = "my_env"
-"""The name that the template's files, and their own names, have in place of the new one."""
+"""The name in the template's files and file names that the new name replaces."""
 _FILES = ("my_env.c", "test_my_env.py", "train.py", "README.md")
-# Those that are not words of Python too.
-_C_WORDS = (
+# Without those that are also Python keywords.
+_C_KEYWORDS = (
     *("auto", "case", "char", "const", "default", "do", "double", "enum", "extern", "float", "goto", "inline", "int"),
     *("long", "register", "restrict", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union"),
     *("unsigned", "void", "volatile"),
@@ -24,48 +24,48 @@ _C_WORDS = (
 
 
 class NewError(MemlaneError, ValueError):
-    """A new environment could not be written."""
+    """The template could not be written."""
 
 
 class FolderExists(NewError, FileExistsError):
-    """There is something at that path already. It is left as it is."""
+    """The path already exists; it is not changed."""
 
 
 def new(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """Writes a folder with an environment of that name and returns it.
+    """Write a folder with an environment called ``name`` and return its path.
 
-    ``folder``: None is one with the same name, here. It must not be there yet."""
-    _check(name)
-    into = Path(name if folder is None else folder)
+    ``folder``: must not exist yet; None creates a folder called ``name`` in the current directory."""
+    _check_name(name)
+    target = Path(name if folder is None else folder)
     texts = {
         file.replace(_PLACEHOLDER, name): (_TEMPLATE / file).read_text().replace(_PLACEHOLDER, name) for file in _FILES
     }
     try:
-        # Whoever finds no folder makes it: a look first, and then the making, could overwrite what came in between.
-        into.mkdir(parents=True)
+        # mkdir is the check: a separate look before it could miss a folder that another process creates meanwhile.
+        target.mkdir(parents=True)
         for file, text in texts.items():
-            (into / file).write_text(text)
+            (target / file).write_text(text)
     except FileExistsError:
-        raise FolderExists(f"{into} is there already, and is left as it is: take another name or folder") from None
+        raise FolderExists(f"{target} already exists and was not changed; choose another name or folder") from None
     except OSError as error:
-        raise NewError(f"{into} cannot be written: {error.strerror}") from None
-    return into
+        raise NewError(f"{target} cannot be written: {error.strerror}") from None
+    return target
 
 
-def _check(name: str) -> None:
+def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-        raise NewError(f"{name!r} cannot be a name: use letters of the alphabet, digits and _, and begin with a letter")
-    if keyword.iskeyword(name) or name in _C_WORDS:
-        raise NewError(f"{name!r} cannot be a name: it is a word of {'Python' if keyword.iskeyword(name) else 'C'}")
+        raise NewError(f"{name!r} cannot be a name: use the letters A to Z, digits and _, and begin with a letter")
+    if keyword.iskeyword(name) or name in _C_KEYWORDS:
+        raise NewError(f"{name!r} cannot be a name: it is a keyword of {'Python' if keyword.iskeyword(name) else 'C'}")
     if name in sys.stdlib_module_names or name == "train" or _is_module(name):
-        # Python takes a library NAME.so beside a script for the module NAME.
-        raise NewError(f"{name!r} cannot be a name: {name}.so would stand in the way of Python's `import {name}`")
+        # Python imports a library NAME.so beside a script as the module NAME.
+        raise NewError(f"{name!r} cannot be a name: {name}.so would hide the Python module {name} from `import {name}`")
 
 
 def _is_module(name: str) -> bool:
-    """A folder without code, which Python takes for a package too, is none."""
+    """Whether ``import name`` finds code. A folder without code (a namespace package) does not count."""
     try:
-        found = find_spec(name)
+        module = find_spec(name)
     except (ImportError, ValueError):
         return False
-    return found is not None and found.origin is not None
+    return module is not None and module.origin is not None

@@ -1,7 +1,7 @@
 """numba_env: a native environment written in Python, compiled by numba, run by the same host as those in C.
 
-The functions see one environment at a time and are compiled to machine code: no Python runs in a step, no GIL is
-held. numba is asked for only here (``pip install memlane[numba]``), when an environment is made.
+Each function handles one environment and is compiled to machine code: a step runs no Python and needs no GIL. Only this
+module needs numba (``pip install memlane[numba]``), and imports it when an environment is declared.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from numpy.typing import NDArray
 
 from memlane import _native
+from memlane.core.suggestions import did_you_mean
 from memlane.native.spec import (
     BOX,
     DISCRETE,
@@ -47,7 +48,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 
 def random_bits(random: NDArray[np.uint64]) -> int:
-    """64 random bits, as ``memlane_random`` of memlane/env.h draws them. ``random``: what your functions are given."""
+    """Draw 64 random bits, as ``memlane_random`` of memlane/env.h does. ``random``: the argument of your functions."""
     z = (int(random[0]) + _GOLDEN) & _MASK
     random[0] = z
     z = (z ^ z >> 30) * _FIRST & _MASK
@@ -56,31 +57,32 @@ def random_bits(random: NDArray[np.uint64]) -> int:
 
 
 def uniform(random: NDArray[np.uint64], low: float, high: float) -> float:
-    """At least ``low``, less than ``high``: ``memlane_uniform``."""
+    """Draw a float from ``[low, high)``, as ``memlane_uniform`` does."""
     return low + (high - low) * ((random_bits(random) >> 11) * 2.0**-53)
 
 
 def choice(random: NDArray[np.uint64], count: int) -> int:
-    """A whole number from 0 up to ``count - 1``: ``memlane_choice``."""
+    """Draw an integer from 0 to ``count - 1``, as ``memlane_choice`` does."""
     return (random_bits(random) >> 32) * count >> 32
 
 
 @cache
 def _numba() -> tuple[Any, Any]:
-    """numba, which then knows the functions of this module; and a function that makes a pointer of an address."""
+    """Import numba and teach it the functions of this module. Returns numba, and an intrinsic that makes an address a
+    pointer."""
     try:
         import numba
         from numba import extending, types
         from numba.core import cgutils, errors
     except ImportError as error:
         raise ImportError(
-            f"numba_env needs numba, which cannot be imported ({error}): pip install memlane[numba]"
+            f"numba_env needs numba, which cannot be imported ({error}); install it: pip install memlane[numba]"
         ) from None
 
     golden, first, second = np.uint64(_GOLDEN), np.uint64(_FIRST), np.uint64(_SECOND)
     n30, n27, n31, n11, n32 = (np.uint64(shift) for shift in (30, 27, 31, 11, 32))
 
-    # All constants are uint64: numba makes a float of uint64 and int64 together.
+    # All constants are uint64: in numba, uint64 combined with int64 is a float.
     @extending.overload(random_bits)
     def _(random: Any) -> Any:  # noqa: ARG001
         def bits(random: Any) -> Any:
@@ -124,7 +126,7 @@ def _numba() -> tuple[Any, Any]:
 
             return three
         raise errors.TypingError(
-            f"it must return `reward, terminated` or `reward, terminated, truncated`, and returns {result}"
+            f"it must return `reward, terminated` or `reward, terminated, truncated`, but returns {result}"
         )
 
     @extending.intrinsic
@@ -138,25 +140,25 @@ def _numba() -> tuple[Any, Any]:
 
 
 def _store(result: Any, rewards: Any, terminated: Any, truncated: Any, i: int) -> None:
-    """Only compiled."""
+    """Store the result of ``step``. Exists only compiled: see the overload in ``_numba``."""
     raise NotImplementedError
 
 
-# ---------------------------------------------------------------------------------------------------- what is declared
+# -------------------------------------------------------------------------------------------------------- declarations
 
 
 @dataclass
 class _Library:
-    """Keeps in memory what a spec points to."""
+    """Keeps alive what a spec points to."""
 
     spec: CSpec
-    parts: list[Any]
+    arrays: list[Any]
     functions: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Fields:
-    """Of observations, actions or infos. ``names`` is empty when there is one, without a name."""
+    """The fields of the observation, the action or the infos. ``names`` is empty for a single field without a name."""
 
     part: str
     names: tuple[str, ...]
@@ -165,50 +167,49 @@ class _Fields:
     @classmethod
     def of(cls, part: str, space: Any, where: str) -> _Fields:
         if not isinstance(space, Dict | Mapping):
-            return cls(part, (), (_declared(space, f"{where}: {part}"),))
+            _check_space(space, f"{where}: {part}")
+            return cls(part, (), (space,))
         spaces = dict(space.items())
-        for name, one in spaces.items():
+        for name, member in spaces.items():
             if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
                 raise SpecError(
-                    f"{where}: {part} {name!r} must have a name that can be written as {part}.name, without _ in front"
+                    f"{where}: the name of {part} {name!r} must be a Python identifier that does not begin with _: "
+                    f"functions read it as {part}.name"
                 )
-            _declared(one, f"{where}: {part} {name!r}")
+            _check_space(member, f"{where}: {part} {name!r}")
         if not spaces and part != "info":
             raise SpecError(f"{where}: {part} has no fields")
         return cls(part, tuple(spaces), tuple(spaces.values()))
 
 
-def _declared(space: Any, where: str) -> Space[Any]:
+def _check_space(space: Any, where: str) -> None:
     if not isinstance(space, Box | Discrete | MultiDiscrete):
-        raise SpecError(
-            f"{where} is {space!r}, which cannot be declared; it must be a Box, a Discrete, a MultiDiscrete or a Dict "
-            "of these"
-        )
+        raise SpecError(f"{where} must be a Box, a Discrete, a MultiDiscrete or a Dict of these, found {space!r}")
     if len(space.shape or ()) > MAX_DIMS:
-        raise SpecError(f"{where} has the shape {space.shape}; there can be {MAX_DIMS} dimensions")
+        raise SpecError(f"{where} can have at most {MAX_DIMS} dimensions, found the shape {space.shape}")
     if isinstance(space, Box) and str(space.dtype) not in DTYPES:
-        raise SpecError(f"{where} is of type {space.dtype}; there are: {', '.join(DTYPES)}")
+        raise SpecError(f"{where} must have one of the dtypes {', '.join(DTYPES)}; found {space.dtype}")
     if not isinstance(space, Box) and space.dtype != np.int64:
-        raise SpecError(f"{where} is of type {space.dtype}; whole numbers to choose from are int64")
-    return space
+        raise SpecError(f"{where} is discrete and must have the dtype int64, found {space.dtype}")
 
 
-def _c_fields(fields: _Fields, parts: list[Any]) -> Any:
+def _c_fields(fields: _Fields, arrays: list[Any]) -> Any:
+    """The fields as an array of C structs; everything that it points to is appended to ``arrays``."""
     array = (CField * max(len(fields.spaces), 1))()
     for i, space in enumerate(fields.spaces):
-        one = array[i]
-        one.name = fields.names[i].encode() if fields.names else None
-        one.dtype = DTYPES.index(str(space.dtype)) + 1
-        one.kind = BOX if isinstance(space, Box) else DISCRETE
+        member = array[i]
+        member.name = fields.names[i].encode() if fields.names else None
+        member.dtype = DTYPES.index(str(space.dtype)) + 1
+        member.kind = BOX if isinstance(space, Box) else DISCRETE
         shape = space.shape or ()
-        one.num_dims = len(shape)
-        one.shape[: len(shape)] = shape
+        member.num_dims = len(shape)
+        member.shape[: len(shape)] = shape
         low, high = _bounds(space)
-        one.low, one.high = float(low.min()), float(high.max())
+        member.low, member.high = float(low.min()), float(high.max())
         if len(np.unique(low)) > 1 or len(np.unique(high)) > 1:
-            one.lows, one.highs = (bound.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for bound in (low, high))
-            parts += [low, high]
-    parts.append(array)
+            member.lows, member.highs = (bound.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for bound in (low, high))
+            arrays += [low, high]
+    arrays.append(array)
     return array
 
 
@@ -229,27 +230,28 @@ def _state_dtype(state: Any, where: str) -> np.dtype[Any]:
     if not dtype.names or dtype.hasobject:
         raise SpecError(f"{where}: state must be a numpy dtype with named fields of numbers, found {dtype}")
     assert dtype.fields is not None
-    # Every number where the processor likes it.
+    # Each number at its natural alignment.
     return np.dtype([(name, dtype.fields[name][0]) for name in dtype.names], align=True)
 
 
-def _settings(given: Mapping[str, Any], where: str) -> dict[str, tuple[float, float, float]]:
+def _settings(declared: Mapping[str, Any], where: str) -> dict[str, tuple[float, float, float]]:
     settings = {}
-    for name, value in given.items():
+    for name, value in declared.items():
         numbers = tuple(value) if isinstance(value, Sequence) else (value, -np.inf, np.inf)
         if not name.isidentifier() or len(numbers) != 3 or not all(np.isreal(number) for number in numbers):
-            raise SpecError(f"{where}: setting {name!r} must be a number or (number, low, high), found {value!r}")
+            raise SpecError(f"{where}: setting {name!r} must be a number or (value, low, high), found {value!r}")
         settings[name] = (float(numbers[0]), float(numbers[1]), float(numbers[2]))
     return settings
 
 
 # ------------------------------------------------------------------------------------------------------- the functions
 
-_GIVEN = {
+_ARGUMENTS = {
     "reset": ("state", "observation", "random", "info", "settings"),
     "step": ("state", "action", "observation", "random", "info", "settings", "steps"),
-    "render": ("state", "picture", "settings"),
+    "render": ("state", "image", "settings"),
 }
+"""The functions of an environment, and the arguments that each may have."""
 
 
 def numba_env(
@@ -265,9 +267,9 @@ def numba_env(
     render_size: tuple[int, int] | None = None,
     steps_past_end: bool = False,
 ) -> Callable[[type], Spec]:
-    """A class with the functions ``reset`` and ``step`` becomes a ``Spec``, for ``NativeVectorEnv`` and ``check_env``.
+    """Decorate a class with the functions ``reset`` and ``step``; it becomes a ``Spec``.
 
-    ::
+    ``NativeVectorEnv``, ``NativeEnv`` and ``check_env`` accept the spec::
 
         @numba_env(name="Walk-v0", observation_space=Box(-9, 9, (1,)), action_space=Discrete(2), state=[("x", "f8")])
         class Walk:
@@ -282,15 +284,21 @@ def numba_env(
 
         envs = NativeVectorEnv(Walk, num_envs=1024)
 
-    A function takes what it needs, by name. ``state``: a record with the fields of the dtype, all 0 in the beginning.
-    ``observation``: an array to be written; for a Dict, ``observation.name`` for each. A number alone is an array of
-    one element: ``observation[0]``. ``action``: a number for Discrete, otherwise an array. ``random``: for ``uniform``,
-    ``choice`` and ``random_bits`` of this module; draw from nothing else. ``info``: as a Dict observation.
-    ``settings``: a record of numbers. ``steps``: how many the episode has had. ``picture`` (for ``render``): height,
-    width, 3.
+    A function receives the arguments that it names:
 
-    ``settings={"gravity": 9.8}``, or with bounds, ``{"gravity": (9.8, 0, 100)}``. The functions are compiled at once;
-    what they call must be compiled too (``numba.njit``), and none may raise: nobody is there to catch it.
+    - ``state``: a record with the fields of the dtype ``state``, zeros before the first reset.
+    - ``observation``: an array to write; for a Dict, ``observation.name`` is the array of each member. A scalar is an
+      array of one element: ``observation[0]``.
+    - ``action``: a number for Discrete, otherwise an array.
+    - ``random``: RNG state for ``uniform``, ``choice`` and ``random_bits`` of this module; use no other generator.
+    - ``info``: like a Dict observation, with the members of ``infos``.
+    - ``settings``: a record with the value of each setting.
+    - ``steps``: the number of steps in the episode so far.
+    - ``image`` (``render`` only): an array of shape (height, width, 3) to write.
+
+    ``settings={"gravity": 9.8}``, or with bounds ``{"gravity": (9.8, 0, 100)}``. ``step`` returns ``reward,
+    terminated`` or ``reward, terminated, truncated``. The functions are compiled immediately. Functions that they call
+    must be compiled too (``numba.njit``), and none may raise: no Python code runs that could catch it.
     """
 
     def make(functions: type) -> Spec:
@@ -299,47 +307,48 @@ def numba_env(
         observation = _Fields.of("observation", observation_space, where)
         action = _Fields.of("action", action_space, where)
         info = _Fields.of("info", infos or {}, where)
-        numbers = _settings(settings or {}, where)
-        maker = _Maker(
-            numba, at, where, _state_dtype(state, where), observation, action, info, tuple(numbers), render_size
+        values = _settings(settings or {}, where)
+        compiler = _Compiler(
+            numba, at, where, _state_dtype(state, where), observation, action, info, tuple(values), render_size
         )
         compiled = {}
-        for function in _GIVEN:
-            if (found := vars(functions).get(function)) is not None:
-                compiled[function] = maker.compiled(function, found)
+        for function in _ARGUMENTS:
+            if (python := vars(functions).get(function)) is not None:
+                compiled[function] = compiler.compile(function, python)
             elif function != "render":
                 raise SpecError(f"{where}: the class {functions.__name__} has no function {function!r}")
-        unknown = [
-            key for key, value in vars(functions).items() if isinstance(value, FunctionType) and key not in _GIVEN
-        ]
-        if unknown:
-            raise SpecError(f"{where}: there is no use for {', '.join(unknown)}; there are: {', '.join(_GIVEN)}")
+        for key, value in vars(functions).items():
+            if isinstance(value, FunctionType) and key not in _ARGUMENTS:
+                raise SpecError(
+                    f"{where}: unknown function {key!r}{did_you_mean(key, _ARGUMENTS)} (functions: "
+                    f"{', '.join(_ARGUMENTS)})"
+                )
 
-        spec, parts = CSpec(), list[Any]()
+        spec, arrays = CSpec(), list[Any]()
         spec.abi, spec.spec_bytes, spec.name = _native.ENV_ABI, ctypes.sizeof(CSpec), name.encode()
         for part, fields in (("observations", observation), ("actions", action), ("infos", info)):
-            setattr(spec, part, _c_fields(fields, parts))
+            setattr(spec, part, _c_fields(fields, arrays))
             setattr(spec, f"num_{part}", len(fields.spaces))
-        declared = [CSetting(key.encode(), *number) for key, number in numbers.items()]
-        spec.settings = (CSetting * max(len(declared), 1))(*declared)
-        spec.num_settings = len(declared)
+        c_settings = [CSetting(key.encode(), *numbers) for key, numbers in values.items()]
+        spec.settings = (CSetting * max(len(c_settings), 1))(*c_settings)
+        spec.num_settings = len(c_settings)
         spec.max_episode_steps = max_episode_steps
-        spec.state_bytes = maker.state.itemsize
+        spec.state_bytes = compiler.state.itemsize
         spec.reward_low, spec.reward_high = reward_range
         spec.steps_past_end = steps_past_end
         if render_size is not None:
             spec.render_width, spec.render_height = render_size
-        for function, one in compiled.items():
+        for function, pointer in compiled.items():
             kind = RenderFunction if function == "render" else RangeFunction
-            setattr(spec, function, kind(one.address))
-        return read_spec(ctypes.addressof(spec), where, _Library(spec, parts, compiled))
+            setattr(spec, function, kind(pointer.address))
+        return read_spec(ctypes.addressof(spec), where, _Library(spec, arrays, compiled))
 
     return make
 
 
 @dataclass
-class _Maker:
-    """Writes the loop over environments around each function, and compiles both."""
+class _Compiler:
+    """Writes a loop over environments around each function, and compiles both."""
 
     numba: Any
     at: Any
@@ -351,76 +360,82 @@ class _Maker:
     settings: tuple[str, ...]
     render_size: tuple[int, int] | None
 
-    def compiled(self, function: str, found: Any) -> Any:
-        found = found.__func__ if isinstance(found, staticmethod) else found
-        taken = self._taken(function, found)
+    def compile(self, function: str, python: Any) -> Any:
+        python = python.__func__ if isinstance(python, staticmethod) else python
+        arguments = self._arguments(function, python)
         numba = self.numba
         names: dict[str, Any] = {
             "np": np,
             "carray": numba.carray,
             "at": self.at,
             "store": _store,
-            "user": numba.njit(error_model="numpy")(found),
+            "user": numba.njit(error_model="numpy")(python),
             "state_dtype": self.state,
             "settings_dtype": np.dtype([(name, np.float64) for name in self.settings]),
         }
-        exec("\n".join(self._source(function, taken, names)), names)
+        exec("\n".join(self._source(function, arguments, names)), names)
         types = numba.types
         last = types.CPointer(types.uint8) if function == "render" else types.int32
         signature = types.void(types.CPointer(types.uint64), types.int32, last)
         try:
             return numba.cfunc(signature, nopython=True, error_model="numpy")(names["loop"])
-        except Exception as error:  # numba has its own, and lets a KeyError through for a field that is not there
-            raise SpecError(f"{self.where}: function {function!r} does not compile: {_short(error)}") from error
+        except Exception as error:  # numba's own errors, and a KeyError for an unknown field of a record
+            raise SpecError(f"{self.where}: function {function!r} does not compile: {_summary(error)}") from error
 
-    def _taken(self, function: str, found: Any) -> list[str]:
-        if not isinstance(found, FunctionType):
-            raise SpecError(f"{self.where}: {function!r} must be a plain function, found {type(found).__name__}")
-        taken, known = list(inspect.signature(found).parameters), _GIVEN[function]
-        hint = "; there is no self: it is a function of one environment" if taken[:1] == ["self"] else ""
-        for name in taken:
+    def _arguments(self, function: str, python: Any) -> list[str]:
+        """The names of the arguments of a function, checked."""
+        if not isinstance(python, FunctionType):
+            raise SpecError(f"{self.where}: {function!r} must be a plain function, found {type(python).__name__}")
+        names, known = list(inspect.signature(python).parameters), _ARGUMENTS[function]
+        hint = "; leave out self: it is a plain function of one environment" if names[:1] == ["self"] else ""
+        for name in names:
             if name not in known:
                 raise SpecError(
-                    f"{self.where}: function {function!r} takes {name!r}, but can take: {', '.join(known)}{hint}"
+                    f"{self.where}: function {function!r} has an unknown argument {name!r}"
+                    f"{hint or did_you_mean(name, known)} (arguments: {', '.join(known)})"
                 )
-        for name, there in (("info", self.info.names), ("settings", self.settings)):
-            if name in taken and not there:
-                raise SpecError(f"{self.where}: function {function!r} takes {name!r}, but none are declared")
-        if any(one.opname == "RAISE_VARARGS" for one in dis.get_instructions(found)):
+        for name, declared in (("info", self.info.names), ("settings", self.settings)):
+            if name in names and not declared:
+                option = "infos" if name == "info" else name
+                raise SpecError(
+                    f"{self.where}: function {function!r} has the argument {name!r}, but none are declared: pass "
+                    f"{option}={{...}} to numba_env"
+                )
+        if any(instruction.opname == "RAISE_VARARGS" for instruction in dis.get_instructions(python)):
             raise SpecError(
-                f"{self.where}: function {function!r} raises or asserts, and nobody is there to catch it: it runs "
-                "without Python; end the episode instead"
+                f"{self.where}: function {function!r} raises or asserts, but no Python code runs that could catch it; "
+                "end the episode instead"
             )
-        return taken
+        return names
 
-    def _source(self, function: str, taken: list[str], names: dict[str, Any]) -> list[str]:
-        """As Python text. ``envs`` is read as a table of words of 8 bytes."""
+    def _source(self, function: str, arguments: list[str], names: dict[str, Any]) -> list[str]:
+        """The loop as lines of Python. It reads ``memlane_envs`` as a table of 8-byte words."""
         head = [
             f"table = carray(envs, {ctypes.sizeof(CEnvs) // 8})",
-            # The lower half of the first word; the upper is the number of agents.
+            # The lower half of the first word is num_envs, the upper half num_agents.
             "n = np.int64(table[0] & np.uint64(0xFFFFFFFF))",
             f"states = carray(at({_word('state')}), n, state_dtype)",
         ]
-        given = {"state": "states[i]", "random": "randoms[i : i + 1]", "steps": "counts[i]", "settings": "numbers[0]"}
-        if "random" in taken:
+        values = {"state": "states[i]", "random": "randoms[i : i + 1]", "steps": "counts[i]", "settings": "numbers[0]"}
+        if "random" in arguments:
             head.append(f"randoms = carray(at({_word('random')}), n, np.uint64)")
-        if "steps" in taken:
+        if "steps" in arguments:
             head.append(f"counts = carray(at({_word('steps')}), n, np.int32)")
-        if "settings" in taken:
+        if "settings" in arguments:
             head.append(f"numbers = carray(at({_word('settings')}), 1, settings_dtype)")
         for fields in (self.action, self.observation, self.info):
-            if fields.part in taken:
+            if fields.part in arguments:
                 head += self._arrays(fields, names)
-                given[fields.part] = self._row(fields, names)
+                values[fields.part] = self._row(fields, names)
         if function == "render":
             width, height = self.render_size or (0, 0)
-            given["picture"] = f"carray(rgb, ({height}, {width}, 3))"
-            call = f"user({', '.join(given[name] for name in taken)})"
+            values["image"] = f"carray(rgb, ({height}, {width}, 3))"
+            call = f"user({', '.join(values[name] for name in arguments)})"
             return ["def loop(envs, i, rgb):", *(f"    {line}" for line in [*head, call])]
-        call = f"user({', '.join(given[name] for name in taken)})"
+        call = f"user({', '.join(values[name] for name in arguments)})"
         if function == "step":
-            written = (("rewards", "float64"), ("terminated", "uint8"), ("truncated", "uint8"))
-            head += [f"{name} = carray(at({_word(name)}), n, np.{dtype})" for name, dtype in written]
+            outputs = (("rewards", "float64"), ("terminated", "uint8"), ("truncated", "uint8"))
+            head += [f"{name} = carray(at({_word(name)}), n, np.{dtype})" for name, dtype in outputs]
             call = f"store({call}, rewards, terminated, truncated, i)"
         return ["def loop(envs, begin, end):", *(f"    {line}" for line in [*head, "for i in range(begin, end):"])] + [
             f"        {call}"
@@ -436,7 +451,7 @@ class _Maker:
         return lines
 
     def _row(self, fields: _Fields, names: dict[str, Any]) -> str:
-        """Environment i's: arrays as they are; a number alone is an array of one to be written, itself to be read."""
+        """The expression for the row of environment i. A scalar to be written is an array of one element."""
         rows = [
             f"{fields.part}_{i}[{'i : i + 1' if not space.shape and fields is not self.action else 'i'}]"
             for i, space in enumerate(fields.spaces)
@@ -448,19 +463,21 @@ class _Maker:
 
 
 def _word(name: str) -> str:
-    """Where a pointer of memlane_envs is found."""
+    """The expression for a pointer of memlane_envs."""
     return f"table[{getattr(CEnvs, name).offset // 8}]"
 
 
-def _short(error: BaseException) -> str:
-    """The sentence in a page of numba's words that says what is wrong, and the line it is about."""
+def _summary(error: BaseException) -> str:
+    """The sentence of numba's long message that says what is wrong, and the line it refers to."""
     if isinstance(error, KeyError):
-        return f"there is no field {error} in the record"
+        return f"the record has no field {error}"
     lines = [line.strip() for line in str(error).splitlines()]
     noise = ("Failed in", "During:", "File ", "raised from", "- Resolution", "There are", "Overload", "Rejected")
-    said = [line for line in lines if line and not line.startswith(noise) and not set(line) <= set("-^=~ <>")]
-    place = next((line for line in lines if line.startswith("File ") and "<string>" not in line), "")
-    ours = [line.partition("TypingError: ")[2] for line in said if "it must return" in line]
-    # What ends with a colon goes on in the next line: the function that there is not, and what it was called with.
-    reason = ours[0] if ours else " ".join(said[: 2 if said[0].endswith(":") else 1]) if said else str(error)
-    return f"{reason} ({place.rstrip(':')})" if place else reason
+    relevant = [line for line in lines if line and not line.startswith(noise) and not set(line) <= set("-^=~ <>")]
+    location = next((line for line in lines if line.startswith("File ") and "<string>" not in line), "")
+    ours = [line.partition("TypingError: ")[2] for line in relevant if "it must return" in line]
+    if ours:
+        reason = ours[0]
+    else:  # a line that ends with a colon continues in the next one
+        reason = " ".join(relevant[: 2 if relevant[0].endswith(":") else 1]) if relevant else str(error)
+    return f"{reason} ({location.rstrip(':')})" if location else reason

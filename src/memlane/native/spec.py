@@ -1,12 +1,13 @@
 """Spec: what a native environment declares, read from the C structs of ``memlane/env.h`` and checked.
 
-The structs below mirror the header field by field; ``tests/native/test_spec.py`` compares sizes and places with what
-the C compiler made of it.
+The structs below mirror the header field by field; ``tests/native/test_spec.py`` compares their sizes and offsets with
+those of the C compiler.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int32, c_uint8, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,20 +18,22 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import MemlaneError
+from memlane.core.suggestions import did_you_mean
 
 BOX, DISCRETE = range(2)
 DTYPES = ["float32", "float64", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
-"""``DTYPES[number - 1]`` is the type with that number in the header."""
+"""``DTYPES[number - 1]`` is the dtype with that number in ``enum memlane_dtype``."""
 MAX_DIMS = 4
-_HOST_INFOS = {"alive", "final_obs", "final_info"}
-_ARGUMENTS = {
+_RESERVED_INFOS = {"alive", "final_obs", "final_info"}
+"""Infos that the host adds."""
+_RESERVED_SETTINGS = {
     "autoreset_mode", "copy", "max_episode_steps", "name", "num_envs", "num_threads", "path", "render_mode", "spec",
 }  # fmt: skip
-"""Of the functions that settings are given to."""
+"""Arguments of the functions that also accept settings as keyword arguments."""
 
 
 class SpecError(MemlaneError, ValueError):
-    """A library declares an environment that cannot be run."""
+    """The spec of a native environment is invalid, or its library cannot be loaded."""
 
 
 class CField(Structure):
@@ -104,8 +107,8 @@ class CSpec(Structure):
 
 
 @dataclass(frozen=True)
-class FieldOf:
-    """One array of an observation, an action or an info."""
+class Field:
+    """One array of an observation, an action or an info, as the spec declares it."""
 
     name: str
     dtype: np.dtype[Any]
@@ -115,6 +118,8 @@ class FieldOf:
 
 @dataclass(frozen=True)
 class Setting:
+    """A number that users may set: its default value and its bounds."""
+
     name: str
     value: float
     low: float
@@ -123,96 +128,110 @@ class Setting:
 
 @dataclass(frozen=True)
 class Spec:
-    """A native environment, ready to be run. ``address`` is where its C spec lies; ``library`` keeps that in memory."""
+    """Everything that a native environment declares, checked: names, spaces, settings and limits.
+
+    A spec of a library or of a built-in environment can be pickled: another process opens the same source again."""
 
     name: str
     address: int
-    observations: tuple[FieldOf, ...]
-    actions: tuple[FieldOf, ...]
-    infos: tuple[FieldOf, ...]
+    """Address of the ``memlane_spec`` in this process."""
+    observations: tuple[Field, ...]
+    actions: tuple[Field, ...]
+    infos: tuple[Field, ...]
     settings: tuple[Setting, ...]
     num_agents: int
     max_episode_steps: int
     state_bytes: int
     reward_range: tuple[float, float]
     render_size: tuple[int, int] | None
-    """Width and height of its picture, if it has one."""
+    """Width and height of a rendered image in pixels; None if the environment has no render function."""
     library: Any = field(default=None, repr=False, compare=False)
+    """Object that keeps the memory at ``address`` alive."""
     source: tuple[Any, ...] | None = field(default=None, repr=False, compare=False)
-    """A function and its argument, with which another process finds it."""
+    """A function and its argument that create this spec again in another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Not as it is: addresses mean nothing elsewhere."""
+        """Pickle ``source``: the address is valid in this process only."""
         if self.source is None:
-            raise TypeError(f"{self.name} was made in this process and cannot be sent to another; make it there")
+            raise TypeError(
+                f"the spec of {self.name} was created in this process and cannot be pickled; create it in the other "
+                "process"
+            )
         function, argument = self.source
         return function, (argument,)
 
     @property
     def observation_space(self) -> Space[Any]:
-        """Of one agent."""
+        """Observation space of one agent."""
         return _space(self.observations)
 
     @property
     def action_space(self) -> Space[Any]:
-        """Of one agent."""
+        """Action space of one agent."""
         return _space(self.actions)
 
-    def settings_from(self, given: dict[str, Any]) -> list[float]:
-        """A number for each setting: the one that is given, or its own."""
+    def resolve_settings(self, values: dict[str, Any], arguments: Sequence[str] = ()) -> list[float]:
+        """Return the value of each setting, in the order of the spec: from ``values``, or its default.
+
+        ``arguments``: names that an unknown setting may be a misspelling of, beside the settings."""
         known = {setting.name: setting for setting in self.settings}
-        for name, value in given.items():
+        for name, value in values.items():
             if name not in known:
-                names = ", ".join(known) or "none"
-                raise TypeError(f"{self.name} has no setting {name!r}; it has: {names}")
+                raise TypeError(
+                    f"{self.name} has no setting {name!r}{did_you_mean(name, [*known, *arguments])} "
+                    f"(settings: {', '.join(known) or 'none'})"
+                )
             low, high = known[name].low, known[name].high
             if not isinstance(value, int | float | np.number | np.bool_) or not low <= value <= high:
                 raise ValueError(
                     f"{self.name}: setting {name!r} must be a number from {low} to {high}, found {value!r}"
                 )
-        return [float(given.get(setting.name, setting.value)) for setting in self.settings]
+        return [float(values.get(setting.name, setting.value)) for setting in self.settings]
 
 
 def read_spec(address: int, origin: str, library: Any = None, source: tuple[Any, ...] | None = None) -> Spec:
-    """The spec at an address, checked; ``origin`` is named in errors. Only the first two numbers are read before it is
-    sure that the rest is there."""
+    """Read and check the ``memlane_spec`` at ``address``; errors name ``origin``.
+
+    The first two numbers (version and size) are checked before anything else is read."""
     head = (c_uint32 * 2).from_address(address)
     abi, spec_bytes = head[0], head[1]
     if abi != _native.ENV_ABI:
         raise SpecError(
-            f"{origin}: it was built for version {abi} of memlane/env.h, and this memlane runs version "
-            f"{_native.ENV_ABI}; build it again: memlane build"
+            f"{origin}: built for version {abi} of memlane/env.h, but this memlane runs version {_native.ENV_ABI}; "
+            "build it again with `memlane build`"
         )
     if spec_bytes != ctypes.sizeof(CSpec):
         raise SpecError(
-            f"{origin}: spec_bytes is {spec_bytes}, but a spec of version {abi} has {ctypes.sizeof(CSpec)} bytes; "
-            "write .spec_bytes = sizeof(memlane_spec)"
+            f"{origin}: spec_bytes is {spec_bytes}, but memlane_spec of version {abi} has {ctypes.sizeof(CSpec)} "
+            "bytes; write .spec_bytes = sizeof(memlane_spec)"
         )
     raw = CSpec.from_address(address)
     name = _text(raw.name, f"{origin}: the name")
     where = f"{origin} ({name})"
     for function in ("reset", "step"):
         if not getattr(raw, function):
-            raise SpecError(f"{where}: it has no function {function!r}")
+            raise SpecError(f"{where}: the spec has no function {function!r}; set .{function} = ...")
     if raw.max_episode_steps < 0:
         raise SpecError(f"{where}: max_episode_steps must be 0 (no limit) or more, found {raw.max_episode_steps}")
     if raw.num_agents < 0:
         raise SpecError(f"{where}: num_agents must be 0 or more, found {raw.num_agents}")
     if not raw.reward_low <= raw.reward_high:
-        raise SpecError(f"{where}: rewards from {raw.reward_low} to {raw.reward_high} cannot be")
+        raise SpecError(
+            f"{where}: reward_low must not be above reward_high, found {raw.reward_low} and {raw.reward_high}"
+        )
     if bool(raw.render) != (raw.render_width > 0 and raw.render_height > 0):
         raise SpecError(
-            f"{where}: a picture needs a function render and a width and a height above 0, found render "
-            f"{'given' if raw.render else 'missing'}, {raw.render_width} x {raw.render_height}"
+            f"{where}: rendering needs a function render and a width and a height above 0, found render "
+            f"{'set' if raw.render else 'missing'}, {raw.render_width} x {raw.render_height}"
         )
-    observations = _fields(raw.observations, raw.num_observations, f"{where}: observation", least=1)
-    actions = _fields(raw.actions, raw.num_actions, f"{where}: action", least=1)
-    infos = _fields(raw.infos, raw.num_infos, f"{where}: info", least=0)
+    observations = _fields(raw.observations, raw.num_observations, f"{where}: observation", minimum=1)
+    actions = _fields(raw.actions, raw.num_actions, f"{where}: action", minimum=1)
+    infos = _fields(raw.infos, raw.num_infos, f"{where}: info", minimum=0)
     for info in infos:
-        if not info.name or info.name.startswith("_") or info.name in _HOST_INFOS:
+        if not info.name or info.name.startswith("_") or info.name in _RESERVED_INFOS:
             raise SpecError(
-                f"{where}: every info needs a name, which does not begin with '_' and is none of "
-                f"{sorted(_HOST_INFOS)}; found {info.name!r}"
+                f"{where}: every info needs a name that does not begin with '_' and is not one of "
+                f"{sorted(_RESERVED_INFOS)}; found {info.name!r}"
             )
     return Spec(
         name,
@@ -231,87 +250,90 @@ def read_spec(address: int, origin: str, library: Any = None, source: tuple[Any,
     )
 
 
-def _fields(array: Any, count: int, where: str, least: int) -> tuple[FieldOf, ...]:
-    if not least <= count <= 1024:
-        raise SpecError(f"{where}s: there must be at least {least} field(s), found {count}")
+def _fields(array: Any, count: int, where: str, minimum: int) -> tuple[Field, ...]:
+    if not minimum <= count <= 1024:
+        raise SpecError(f"{where}s: expected at least {minimum} and at most 1024 fields, found {count}")
     if count and not array:
-        raise SpecError(f"{where}s: there are {count}, but the pointer to them is NULL")
+        raise SpecError(f"{where}s: the count is {count}, but the pointer to the fields is NULL")
     fields = tuple(_field(array[i], f"{where} {i}") for i in range(count))
-    names = [one.name for one in fields]
+    names = [each.name for each in fields]
     if len(fields) > 1 and not all(names):
         raise SpecError(f"{where}s: with several fields each needs a name, found {names}")
     if len(set(names)) != len(names):
-        raise SpecError(f"{where}s: every field needs a name of its own, found {names}")
+        raise SpecError(f"{where}s: names of fields must be unique, found {names}")
     return fields
 
 
-def _field(raw: CField, where: str) -> FieldOf:
+def _field(raw: CField, where: str) -> Field:
     name = _text(raw.name, f"{where}: the name") if raw.name else ""
     where = f"{where} ({name})" if name else where
     if not 1 <= raw.dtype <= len(DTYPES):
-        raise SpecError(f"{where}: there is no dtype {raw.dtype}; see enum memlane_dtype")
+        raise SpecError(f"{where}: unknown dtype {raw.dtype}; see enum memlane_dtype")
     dtype = np.dtype(DTYPES[raw.dtype - 1])
     if not 0 <= raw.num_dims <= MAX_DIMS:
         raise SpecError(f"{where}: num_dims must be 0 to {MAX_DIMS}, found {raw.num_dims}")
     shape = tuple(raw.shape[: raw.num_dims])
     if any(extent < 1 for extent in shape):
-        raise SpecError(f"{where}: every extent of the shape must be at least 1, found {shape}")
+        raise SpecError(f"{where}: every dimension of the shape must be at least 1, found {shape}")
     low, high = _bounds(raw.low, raw.lows, shape), _bounds(raw.high, raw.highs, shape)
     if not (low <= high).all():
-        raise SpecError(f"{where}: the lower bound {low} is not below the upper bound {high}")
+        raise SpecError(f"{where}: the lower bound {low} must not be above the upper bound {high}")
     if raw.kind == BOX:
-        return FieldOf(name, dtype, shape, Box(_in(dtype, low, where), _in(dtype, high, where), shape, dtype.type))
+        return Field(name, dtype, shape, Box(_cast(dtype, low, where), _cast(dtype, high, where), shape, dtype.type))
     if raw.kind != DISCRETE:
-        raise SpecError(f"{where}: there is no kind {raw.kind}; see enum memlane_kind")
+        raise SpecError(f"{where}: unknown kind {raw.kind}; see enum memlane_kind")
     if dtype != np.int64:
-        raise SpecError(f"{where}: a discrete field must be of type int64, found {dtype}")
-    for bound in (low, high):  # doubles count up to 2^53
+        raise SpecError(f"{where}: a discrete field must have the dtype int64, found {dtype}")
+    for bound in (low, high):  # doubles represent integers exactly up to 2^53
         if not (np.abs(bound) <= 2**53).all() or (bound != np.trunc(bound)).any():
-            raise SpecError(f"{where}: a discrete field needs bounds that are whole numbers, found {low} to {high}")
+            raise SpecError(f"{where}: a discrete field needs bounds that are finite integers, found {low} to {high}")
     first, count = low.astype(np.int64), (high - low + 1).astype(np.int64)
     space: Space[Any] = MultiDiscrete(count, start=first) if shape else Discrete(int(count), start=int(first))
-    return FieldOf(name, dtype, shape, space)
+    return Field(name, dtype, shape, space)
 
 
-def _in(dtype: np.dtype[Any], bounds: NDArray[np.float64], where: str) -> NDArray[Any]:
-    """Bounds in the field's own type; no bound is the type's own."""
+def _cast(dtype: np.dtype[Any], bounds: NDArray[np.float64], where: str) -> NDArray[Any]:
+    """Bounds in the dtype of the field; infinite bounds become the limits of an integer dtype."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return bounds.astype(dtype)
-    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    finite = np.isfinite(bounds)
-    if (
-        (bounds[finite] < least).any()
-        or (bounds[finite] > most).any()
-        or (bounds[finite] != np.trunc(bounds[finite])).any()
-    ):
-        raise SpecError(f"{where}: bounds of {dtype} must be whole numbers from {least} to {most}, found {bounds}")
-    # As Python's numbers: the largest int64 is no double.
-    exact = [int(one) if np.isfinite(one) else least if one < 0 else most for one in bounds.ravel()]
-    return np.array([min(max(one, least), most) for one in exact], dtype).reshape(bounds.shape)
+    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    finite = bounds[np.isfinite(bounds)]
+    if (finite < lowest).any() or (finite > highest).any() or (finite != np.trunc(finite)).any():
+        raise SpecError(f"{where}: bounds of {dtype} must be integers from {lowest} to {highest}, found {bounds}")
+    # In Python integers: the largest int64 is not a double.
+    exact = [int(bound) if np.isfinite(bound) else lowest if bound < 0 else highest for bound in bounds.ravel()]
+    return np.array([min(max(bound, lowest), highest) for bound in exact], dtype).reshape(bounds.shape)
 
 
-def _bounds(all_of_them: float, each: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    if not each:
-        return np.full(shape, all_of_them)
-    return np.array(each[: int(np.prod(shape))], np.float64).reshape(shape)
+def _bounds(common: float, per_element: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    if not per_element:
+        return np.full(shape, common)
+    return np.array(per_element[: int(np.prod(shape))], np.float64).reshape(shape)
 
 
 def _settings(raw: CSpec, where: str) -> tuple[Setting, ...]:
-    if raw.num_settings < 0 or (raw.num_settings and not raw.settings):
-        raise SpecError(f"{where}: num_settings is {raw.num_settings}, but there are none")
-    found: list[Setting] = []
+    if raw.num_settings < 0:
+        raise SpecError(f"{where}: num_settings is {raw.num_settings}, expected 0 or more")
+    if raw.num_settings and not raw.settings:
+        raise SpecError(f"{where}: num_settings is {raw.num_settings}, but the pointer to the settings is NULL")
+    settings: list[Setting] = []
     for i in range(raw.num_settings):
-        one = raw.settings[i]
-        setting = Setting(_text(one.name, f"{where}: setting {i}, the name"), one.value, one.low, one.high)
+        member = raw.settings[i]
+        name = _text(member.name, f"{where}: setting {i}, the name")
+        setting = Setting(name, member.value, member.low, member.high)
         if not setting.low <= setting.value <= setting.high:
-            raise SpecError(f"{where}: setting {setting.name!r} is {setting.value}, not from {one.low} to {one.high}")
-        if setting.name in _ARGUMENTS or setting.name in {other.name for other in found}:
             raise SpecError(
-                f"{where}: setting {setting.name!r} needs a name of its own; taken are also {sorted(_ARGUMENTS)}"
+                f"{where}: the value of setting {name!r} must be from {setting.low} to {setting.high}, found "
+                f"{setting.value}"
             )
-        found.append(setting)
-    return tuple(found)
+        if name in _RESERVED_SETTINGS or name in {other.name for other in settings}:
+            raise SpecError(
+                f"{where}: the name of setting {name!r} is already in use; names must be unique and none of "
+                f"{sorted(_RESERVED_SETTINGS)}"
+            )
+        settings.append(setting)
+    return tuple(settings)
 
 
 def _text(raw: bytes | None, what: str) -> str:
@@ -323,7 +345,7 @@ def _text(raw: bytes | None, what: str) -> str:
         raise SpecError(f"{what} must be UTF-8, found {raw!r}") from None
 
 
-def _space(fields: tuple[FieldOf, ...]) -> Space[Any]:
+def _space(fields: tuple[Field, ...]) -> Space[Any]:
     if len(fields) == 1 and not fields[0].name:
         return fields[0].space
-    return Dict({one.name: one.space for one in fields})
+    return Dict({each.name: each.space for each in fields})

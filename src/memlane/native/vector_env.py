@@ -1,8 +1,6 @@
-"""NativeVectorEnv: many environments of a C library in this process, as a Gymnasium vector environment.
+"""NativeVectorEnv: environments of a C library, stepped in this process, as a Gymnasium vector environment.
 
-Everything that a step leaves lies in arrays that the C code writes into and Python shows: nothing is copied unless
-asked for, and nothing is allocated. An array that was handed out changes with the next step; ``copy=True`` hands out
-copies, and with ``MEMLANE_DEBUG=1`` the use of an old view is an error.
+The C code writes into arrays that Python returns: a step copies and allocates nothing, unless ``copy=True``.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import operator
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
@@ -24,28 +22,54 @@ from memlane import _native
 from memlane.core import Layout, Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
-from memlane.native.spec import FieldOf, Spec
-from memlane.spaces.paths import BARE, step
+from memlane.core.suggestions import did_you_mean
+from memlane.native.spec import Field, Spec
+from memlane.spaces.paths import ROOT_NAME, escape_key
 from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
 
-_MODES = {AutoresetMode.NEXT_STEP: 0, AutoresetMode.SAME_STEP: 1, AutoresetMode.DISABLED: 2}
+_NEEDS_CONVERSION, _NEEDS_RESET = _native.STEP_NEEDS_CONVERSION, _native.STEP_NEEDS_RESET
+_HOST_MODES = {
+    AutoresetMode.NEXT_STEP: _native.AUTORESET_NEXT_STEP,
+    AutoresetMode.SAME_STEP: _native.AUTORESET_SAME_STEP,
+    AutoresetMode.DISABLED: _native.AUTORESET_DISABLED,
+}
 
 
 class NativeVectorEnv(VectorEnv[Any, Any, Any]):
-    """``num_envs`` environments of ``spec``.
+    """``num_envs`` environments of ``spec``, stepped by C code in this process.
+
+    ``memlane.native.make`` and ``memlane.native.load`` create one. The interface is that of Gymnasium's ``VectorEnv``;
+    ``send`` and ``recv`` step a part of the environments at a time.
+
+    One thread at a time may call its methods. A step may use several threads inside (``num_threads``) and releases the
+    GIL when it takes longer than 50 us.
 
     >>> from memlane.native import make
     >>> envs = make("CartPole-v1", num_envs=3)
     >>> observations, infos = envs.reset(seed=1)
-    >>> later, rewards, terminated, truncated, infos = envs.step([0, 1, 1])
-    >>> later is observations  # the same memory, with new content; copy=True hands out copies
+    >>> observations.shape
+    (3, 4)
+    >>> next_observations, rewards, terminated, truncated, infos = envs.step([0, 1, 1])
+    >>> rewards
+    array([1., 1., 1.])
+    >>> next_observations is observations  # copy=False: the same array with new content
     True
     >>> envs.close()
 
-    With several agents there is a row for each: row ``i * num_agents + a`` is agent ``a`` of game ``i``, ``num_envs``
-    is the number of rows, ``num_games`` that of games, and ``infos["alive"]`` says who is in the game.
+    ``copy=False`` (the default): the returned arrays are read-only views of the memory that the C code writes. The next
+    ``step`` or ``reset`` overwrites them, so copy what you keep. ``copy=True``: every call returns new arrays. With
+    ``MEMLANE_DEBUG=1``, observations of an earlier step raise ``StaleView`` when they are used.
+
+    Errors: invalid actions raise ``ValueError`` or ``TypeError`` before any environment is stepped. Settings that the
+    environment's ``init`` rejects raise ``ValueError`` with its message. C functions cannot raise, and a crash in one
+    ends this process: ``memlane.testing.check_env`` finds most causes, and ``memlane.vector.AsyncVectorEnv`` runs
+    environments in worker processes that can be restarted. A forked child has its own copy of the environments; steps
+    that its parent sent and did not receive do not exist there.
+
+    With several agents there is one row per agent: row ``i * num_agents + a`` is agent ``a`` of game ``i``.
+    ``num_envs`` counts rows, ``num_games`` counts games, and ``infos["alive"]`` is True for agents still in the game.
     """
 
     def __init__(
@@ -60,17 +84,17 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         render_mode: str | None = None,
         **settings: float,
     ) -> None:
-        """``num_envs`` counts environments; with several agents, games.
+        """Create ``num_envs`` environments (with several agents: games).
 
-        ``num_threads``: None lets the host choose from what a step takes. ``max_episode_steps``: None is the
-        environment's own limit, 0 none. ``settings`` are the environment's."""
-        num_envs = whole("num_envs", num_envs, 1)
-        threads = 0 if num_threads is None else whole("num_threads", num_threads, 1, "None (as many as pay) or ")
+        ``num_threads``: threads per step; None chooses from the measured duration of a step. ``max_episode_steps``:
+        None uses the limit of the spec, 0 means no limit. ``settings``: values for settings that the spec declares."""
+        num_envs = check_int("num_envs", num_envs, 1)
+        threads = 0 if num_threads is None else check_int("num_threads", num_threads, 1, "None (automatic) or ")
         limit = spec.max_episode_steps
         if max_episode_steps is not None:
-            limit = whole("max_episode_steps", max_episode_steps, 0, "None (its own), 0 (no limit) or ")
+            limit = check_int("max_episode_steps", max_episode_steps, 0, "None (the spec's limit), 0 (no limit) or ")
         check_render_mode(spec, render_mode)
-        self.spec_of_env = spec
+        self.native_spec = spec
         self.num_games, self.num_agents = num_envs, spec.num_agents
         self.num_envs = self.num_games * spec.num_agents
         self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -84,78 +108,81 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.copy = copy
 
-        layout = Layout(_fields(spec, self.num_games))
+        layout = Layout(_layout_fields(spec, self.num_games))
         self._segment: Segment | None = None
         if debug_mode() and not copy:
-            # Leases need memory that can be mapped twice.
+            # Leases need memory that can be mapped a second time.
             self._segment = Segment.create(layout)
             self._fields = self._segment.views()
         else:
-            # Private: a forked child goes on with environments of its own.
-            self._fields = layout.views(_zeros(layout.nbytes))
+            # Private memory: a forked child continues with its own copy of the environments.
+            self._fields = layout.views(_aligned_zeros(layout.nbytes))
         self._pid = os.getpid()
         self._host = _native.EnvHost(
             spec.address,
             self.num_games,
-            _MODES[self.autoreset_mode],
+            _HOST_MODES[self.autoreset_mode],
             limit,
-            spec.settings_from(settings),
-            _arrays(spec, self._fields),
+            spec.resolve_settings(settings, arguments=_ARGUMENTS),
+            _host_arrays(spec, self._fields),
             threads,
             spec.library,
         )
-        if (wrong := self._host.init()) is not None:
-            raise ValueError(f"{spec.name}: {wrong}")
+        if (problem := self._host.init()) is not None:
+            raise ValueError(f"{spec.name}: {problem}")
         observations = part_column("observation", self.single_observation_space, self._fields)
         self._final = part_column("final_observation", self.single_observation_space, self._fields)
         self._actions = part_column("action", self.single_action_space, self._fields)
         self._observations = Observations(
             observations, self.single_observation_space, self._fields, self._segment, copy=copy
         )
-        self._lent = self._observations.batch() if self._observations.same else None
-        shown = [self._fields[name] for name in ("rewards", "terminated", "truncated")]
-        self._rewards, self._terminated, self._truncated = (read_only(array) for array in shown)
-        everybody = np.ones(self.num_envs, np.bool_)
+        # The one batch that every step returns, if it is always the same object.
+        self._constant_batch = self._observations.batch() if self._observations.same else None
+        self._rewards = read_only(self._fields["rewards"])
+        self._terminated = read_only(self._fields["terminated"])
+        self._truncated = read_only(self._fields["truncated"])
+        all_present = np.ones(self.num_envs, np.bool_)
         self._info_views: dict[str, NDArray[Any]] = {}
-        for one in spec.infos:
-            self._info_views[one.name] = read_only(self._fields[_field_name("info", one)])
-            self._info_views[f"_{one.name}"] = read_only(everybody)
+        for info in spec.infos:
+            self._info_views[info.name] = read_only(self._fields[_field_name("info", info)])
+            self._info_views[f"_{info.name}"] = read_only(all_present)
         if spec.num_agents > 1:
             self._info_views["alive"] = read_only(self._fields["alive"])
         self._ended = read_only(self._fields["ended"])
-        self._has_begun = False
-        self._away: set[int] = set()
+        self._was_reset = False
+        self._in_flight: set[int] = set()
 
     # ----------------------------------------------------------------------------------------------------------- arrays
 
     @property
     def state(self) -> NDArray[np.uint8]:
-        """The raw state of all environments, as their C code lays it out. Writeable, at your own risk."""
+        """State of all environments as raw bytes in the layout of the C code. Writable, unchecked."""
         return self._fields["state"]
 
     @property
     def random(self) -> NDArray[np.uint64]:
-        """The random word of each environment."""
+        """RNG state of each environment (``random`` in memlane/env.h)."""
         return self._fields["random"]
 
     @property
     def actions(self) -> Any:
-        """Where actions lie. Written here and given to ``step``, they are not copied; otherwise they are."""
+        """Array that the C code reads actions from. ``step(envs.actions)`` avoids the copy of the actions."""
         assert self._actions is not None
         return self._actions.read(copy=False)
 
     @property
     def final_observations(self) -> Any:
-        """With ``SAME_STEP``, the last observation of each environment's last episode: rows of one array, where
-        ``infos["final_obs"]`` has one object for each."""
+        """Final observation of each environment's latest finished episode, in one batch (``SAME_STEP`` only).
+
+        ``infos["final_obs"]`` has the same rows as an array of objects."""
         assert self._final is not None
         return self._final.read(copy=False)
 
     @property
     def num_threads(self) -> int:
-        """How many threads the next step uses."""
+        """Number of threads that the next step uses."""
         if self.closed:
-            self._running("num_threads")
+            self._check_ready("num_threads")
         return self._host.threads
 
     # --------------------------------------------------------------------------------------------------- reset and step
@@ -163,60 +190,67 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A whole number seeds environment ``i`` with ``seed + i``. ``options["reset_mask"]``: only some."""
+        """Start new episodes in all environments, or where ``options["reset_mask"]`` is True.
+
+        An integer ``seed`` seeds environment ``i`` with ``seed + i``."""
         mask = None
         for name, value in (options or {}).items():
             if name != "reset_mask":
-                raise ValueError(f"{self.spec_of_env.name}: there is no option {name!r}; there is: reset_mask")
+                raise ValueError(
+                    f"{self.native_spec.name}: unknown reset option {name!r}{did_you_mean(name, ['reset_mask'])} "
+                    "(known: reset_mask)"
+                )
             mask = np.ascontiguousarray(reset_mask_of(value, self.num_games))
-        self._running("reset")
+        self._check_ready("reset")
         seeds = seeds_of(seed, self.num_games)
-        if mask is not None and not self._has_begun:
-            raise ValueError("the first reset must be of all environments; leave out options['reset_mask']")
+        if mask is not None and not self._was_reset:
+            raise ValueError("the first reset must include all environments; leave out options['reset_mask']")
         self._observations.end()
         self._seed(seeds, mask)
         self._host.reset(mask)
-        self._has_begun = True
-        infos = self._infos(of_step=False)
-        if mask is not None:  # the others tell nothing
-            told = np.repeat(mask, self.num_agents)
-            infos |= {f"_{one.name}": told.copy() for one in self.spec_of_env.infos}
+        self._was_reset = True
+        infos = self._infos(after_step=False)
+        if mask is not None:  # only environments that were reset have infos
+            present = np.repeat(mask, self.num_agents)
+            infos |= {f"_{info.name}": present.copy() for info in self.native_spec.infos}
         return self._batch(), infos
 
     def _seed(self, seeds: list[int | None], mask: NDArray[np.bool_] | None) -> None:
-        """Where there is a seed, the random word becomes one that depends on nothing else."""
-        if not self._has_begun:  # whoever gives no seed gets one that nobody can guess
+        """Set the RNG state of each environment that has a seed; it depends on the seed alone."""
+        if not self._was_reset:  # without a seed the first reset uses entropy of the operating system
             seeds = [secrets.randbits(64) if seed is None else seed for seed in seeds]
-        which = [env for env, seed in enumerate(seeds) if seed is not None and (mask is None or mask[env])]
-        self._fields["random"][which] = _words([seeds[env] for env in which])
+        seeded = [env for env, seed in enumerate(seeds) if seed is not None and (mask is None or mask[env])]
+        self._fields["random"][seeded] = _rng_states([seeds[env] for env in seeded])
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
-        self._advance(actions)
-        if self._lent is not None:
-            infos = self._infos() if self._told else {}
-            return self._lent, self._rewards, self._terminated, self._truncated, infos
+        self._step_host(actions)
+        if self._constant_batch is not None:
+            infos = self._infos() if self._has_infos else {}
+            return self._constant_batch, self._rewards, self._terminated, self._truncated, infos
         rewards, terminated, truncated = self._rewards, self._terminated, self._truncated
         if self.copy:
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
         return self._batch(), rewards, terminated, truncated, self._infos()
 
-    def _advance(self, actions: Any) -> None:
-        if self._away or self.closed or not self._has_begun or self._segment is not None:
-            self._running("step")
-        ended = -1
+    def _step_host(self, actions: Any) -> None:
+        if self._in_flight or self.closed or not self._was_reset or self._segment is not None:
+            self._check_ready("step")
         if self._segment is None and actions is not None:
             ended = self._host.step(actions)
+        else:
+            ended = _NEEDS_CONVERSION
         if ended < 0:
-            ended = self._advance_carefully(actions, ended)
-        self._told = bool(self._info_views) or (ended and self.autoreset_mode is AutoresetMode.SAME_STEP)
+            ended = self._step_host_slowly(actions, ended)
+        self._has_infos = bool(self._info_views) or (ended and self.autoreset_mode is AutoresetMode.SAME_STEP)
 
-    _told: bool | int = False
+    _has_infos: bool | int = False
+    """Whether the last step has infos to return."""
 
-    def _advance_carefully(self, actions: Any, refused: int) -> int:
-        """What the host did not take as it is: checked, converted or an error that says what is wrong."""
+    def _step_host_slowly(self, actions: Any, status: int) -> int:
+        """Convert actions that the host does not accept as they are, or raise an error that says what is wrong."""
         if actions is None:
             raise TypeError(f"expected actions for {self.num_envs} environments, found None")
-        if refused == -1:
+        if status == _NEEDS_CONVERSION:
             assert self._actions is not None
             count, content = self._actions.convert_batch(actions)
             if count != self.num_envs:
@@ -224,74 +258,79 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             if self.autoreset_mode is not AutoresetMode.DISABLED or not self._ended.any():
                 self._observations.end()
             self._actions.store_batch(0, content)
-            refused = self._host.step_stored()
-        if refused == -2:
-            env = int(np.flatnonzero(self._ended)[0])
-            raise AssertionError(
-                f"environment {env} has ended, and with AutoresetMode.DISABLED it is the caller who resets it: "
-                "reset(options={'reset_mask': mask})"
-            )
-        return refused
+            status = self._host.step_stored()
+        if status == _NEEDS_RESET:
+            self._raise_ended(int(np.flatnonzero(self._ended)[0]))
+        return status
 
-    def _running(self, caller: str) -> None:
+    def _raise_ended(self, env: int) -> NoReturn:
+        raise AssertionError(
+            f"environment {env} has ended; with AutoresetMode.DISABLED the caller must reset it before it is stepped "
+            "again: reset(options={'reset_mask': mask})"
+        )
+
+    def _check_ready(self, caller: str) -> None:
+        """Raise if the method ``caller`` cannot be called now."""
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
-        if self._away and not self._forgets_parent():
+        if self._in_flight and not self._forget_parent():
             raise ValueError(
-                f"`{caller}` must wait: {len(self._away)} environments were sent actions; `recv` them first"
+                f"cannot call `{caller}` while {len(self._in_flight)} environments have pending actions from `send`; "
+                "call `recv` first"
             )
-        if caller != "reset" and not self._has_begun:
-            raise ValueError(f"`{caller}` needs `reset()` first")
+        if caller != "reset" and not self._was_reset:
+            raise ValueError(f"call `reset()` before `{caller}`")
         if self._segment is not None and os.getpid() != self._pid:
             raise ValueError(
-                "in debug mode environments share their memory with the process that made them; make new ones here"
+                f"with MEMLANE_DEBUG=1 environments share memory with the process that created them (pid {self._pid}); "
+                "create new ones in this process"
             )
 
-    def _forgets_parent(self) -> bool:
-        """Whether this is a forked child, in which nothing is under way: the threads stayed with the parent."""
+    def _forget_parent(self) -> bool:
+        """In a forked child, drop the parent's pending steps: its threads do not exist here. True in such a child."""
         if os.getpid() == self._pid:
             return False
         self._pid = os.getpid()
-        self._away.clear()
+        self._in_flight.clear()
         return True
 
     def _batch(self) -> Any:
-        return self._observations.batch() if self._lent is None else self._lent
+        return self._observations.batch() if self._constant_batch is None else self._constant_batch
 
     # ------------------------------------------------------------------------------------------------------------ infos
 
-    def _infos(self, of_step: bool = True) -> dict[str, Any]:
+    def _infos(self, after_step: bool = True) -> dict[str, Any]:
         infos = dict(self._info_views)
         if self.copy:
             infos = {name: array.copy() for name, array in infos.items()}
-        if of_step and self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended.any():
-            infos.update(self._last_words())
+        if after_step and self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended.any():
+            infos.update(self._final_infos())
         return infos
 
-    def _last_words(self) -> dict[str, Any]:
-        """As Gymnasium tells of episodes that ended in a step that also reset them."""
+    def _final_infos(self) -> dict[str, Any]:
+        """Gymnasium's infos for episodes that ended in a step that also reset them."""
         ended = np.repeat(self._ended, self.num_agents) & (self._terminated | self._truncated)
         assert self._final is not None
         final = np.full(self.num_envs, None, object)
         for row in np.flatnonzero(ended).tolist():
-            final[row] = self._final.read_one(row)
-        last: dict[str, Any] = {}
-        for one in self.spec_of_env.infos:
-            last[one.name] = self._fields[_field_name("final_info", one)].copy()
-            last[one.name][~ended] = 0  # of those that did not end it has what an earlier episode left
-            last[f"_{one.name}"] = ended.copy()
-        return {"final_obs": final, "_final_obs": ended, "final_info": last, "_final_info": ended.copy()}
+            final[row] = self._final.read_row(row)
+        final_info: dict[str, Any] = {}
+        for info in self.native_spec.infos:
+            final_info[info.name] = self._fields[_field_name("final_info", info)].copy()
+            final_info[info.name][~ended] = 0  # the other rows still hold values of earlier episodes
+            final_info[f"_{info.name}"] = ended.copy()
+        return {"final_obs": final, "_final_obs": ended, "final_info": final_info, "_final_info": ended.copy()}
 
-    # ---------------------------------------------------------------------------------------------------------- a ring
+    # ---------------------------------------------------------------------------------------------------- rollout slots
 
     def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
-        """A step straight into a slot of a rollout ring: see ``memlane.vector.AsyncVectorEnv.step_into``."""
-        self._advance(actions)
+        """Step, and write the result into row ``index`` of a rollout slot; see ``AsyncVectorEnv.step_into``."""
+        self._step_host(actions)
         store_step(slot, index, self._rewards, self._terminated, self._truncated, self._fields)
         return self._infos()
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
-        """``reset``, with the observations where the first step begins; see ``step_into``."""
+        """Reset, and write the observations into row 0 of a rollout slot; see ``step_into``."""
         _, infos = self.reset(**kwargs)
         store_observations(slot, 0, self._fields)
         return infos
@@ -299,19 +338,21 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     # ---------------------------------------------------------------------------------------------------- send and recv
 
     def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
-        """Let some environments make a step, on threads of their own: ``actions[i]`` is for ``env_ids[i]``. ``recv``
-        has what comes of it."""
+        """Start a step of the environments ``env_ids`` (None: all) on background threads; ``recv`` returns the results.
+
+        ``actions[i]`` is the action of ``env_ids[i]``. An environment can have one pending action."""
         if self.num_agents > 1:
-            raise NotImplementedError("send is for environments with one agent; use step")
-        if self.closed or not self._has_begun:
-            self._running("send")
-        self._forgets_parent()
-        ids = env_ids_of(env_ids, self.num_envs, self._away)
+            raise NotImplementedError(
+                f"send supports environments with one agent, {self.native_spec.name} has {self.num_agents}; use step"
+            )
+        if self.closed or not self._was_reset:
+            self._check_ready("send")
+        self._forget_parent()
+        ids = env_ids_of(env_ids, self.num_envs, self._in_flight)
         if not len(ids):
             return
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended[ids].any():
-            env = int(ids[np.flatnonzero(self._ended[ids])[0]])
-            raise AssertionError(f"environment {env} has ended: reset(options={{'reset_mask': mask}}) it first")
+            self._raise_ended(int(ids[np.flatnonzero(self._ended[ids])[0]]))
         assert self._actions is not None
         count, content = self._actions.convert_batch(actions)
         if count != len(ids):
@@ -324,45 +365,47 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
                 ids.tolist(), iterate(batch_space(self.single_action_space, len(ids)), actions), strict=True
             ):
                 self._actions.write(env, action)
-        self._away.update(ids.tolist())
+        self._in_flight.update(ids.tolist())
         self._host.send(ids.tolist())
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
-        """What at least ``min_envs`` of those that were sent an action have made of it: all that are ready, as copies
-        in the order of their numbers, which come last."""
+        """Wait until at least ``min_envs`` steps started by ``send`` are complete, and return all complete ones.
+
+        The result is that of ``step`` followed by the environment ids, in ascending order; all arrays are copies.
+        Raises ``WaitTimeout`` after ``timeout`` seconds (None: no limit)."""
         if self.closed:
-            self._running("recv")
-        if not self._away or self._forgets_parent():
+            self._check_ready("recv")
+        if not self._in_flight or self._forget_parent():
             raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
-        ready = self._host.receive(min(max(min_envs, 1), len(self._away)), timeout)
+        ready = self._host.receive(min(max(min_envs, 1), len(self._in_flight)), timeout)
         if ready is None:
             raise WaitTimeout(
-                f"waited {timeout:g} s for {min_envs} of {len(self._away)} environments that were sent actions"
+                f"waited {timeout:g} s for {min_envs} of {len(self._in_flight)} environments with pending actions"
             )
-        self._away.difference_update(ready)
+        self._in_flight.difference_update(ready)
         ids = np.array(ready, np.int64)
         column = self._observations.column
         assert column is not None
         infos: dict[str, Any] = {name: array[ids] for name, array in self._info_views.items()}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and self._ended[ids].any():
-            infos.update({name: _taken(value, ids) for name, value in self._last_words().items()})
-        observations = _taken(column.read(copy=False), ids)
+            infos.update({name: _take_rows(value, ids) for name, value in self._final_infos().items()})
+        observations = _take_rows(column.read(copy=False), ids)
         return observations, self._rewards[ids], self._terminated[ids], self._truncated[ids], infos, ids
 
     # ----------------------------------------------------------------------------------------------------------- others
 
     def render(self, index: int = 0) -> NDArray[np.uint8] | None:  # type: ignore[override]
-        """The picture of one environment, as rows of red, green and blue."""
-        self._running("render")
-        size = self.spec_of_env.render_size
+        """Return an RGB image of environment ``index``, of shape (height, width, 3)."""
+        self._check_ready("render")
+        size = self.native_spec.render_size
         if size is None:
-            raise ValueError(f"{self.spec_of_env.name} has no picture")
+            raise ValueError(f"{self.native_spec.name} cannot be rendered: its spec has no render function")
         width, height = size
-        picture = np.zeros((height, width, 3), np.uint8)
-        self._host.render(index, picture)
-        return picture
+        image = np.zeros((height, width, 3), np.uint8)
+        self._host.render(index, image)
+        return image
 
     def close_extras(self, **kwargs: Any) -> None:
         del kwargs
@@ -375,14 +418,18 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             self._segment.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half made, or the interpreter is half gone
+        with contextlib.suppress(Exception):  # __init__ failed, or the interpreter is shutting down
             self.close()
 
     def __repr__(self) -> str:
-        return f"NativeVectorEnv({self.spec_of_env.name!r}, num_envs={self.num_games})"
+        return f"NativeVectorEnv({self.native_spec.name!r}, num_envs={self.num_games})"
 
 
-def _fields(spec: Spec, games: int) -> dict[str, FieldSpec]:
+_ARGUMENTS = ("num_envs", "num_threads", "copy", "autoreset_mode", "max_episode_steps", "render_mode")
+"""Arguments of ``NativeVectorEnv`` that a user may have meant by an unknown setting."""
+
+
+def _layout_fields(spec: Spec, games: int) -> dict[str, FieldSpec]:
     rows = games * spec.num_agents
     fields: dict[str, FieldSpec] = {
         "state": ("uint8", (max(games * spec.state_bytes, 1),)),
@@ -394,13 +441,13 @@ def _fields(spec: Spec, games: int) -> dict[str, FieldSpec]:
         "truncated": ("bool", (rows,)),
         "alive": ("bool", (rows,)),
     }
-    for part, several in _parts(spec).items():
-        for one in several:
-            fields[_field_name(part, one)] = (one.dtype, (rows, *one.shape))
+    for group, members in _field_groups(spec).items():
+        for field in members:
+            fields[_field_name(group, field)] = (field.dtype, (rows, *field.shape))
     return fields
 
 
-def _parts(spec: Spec) -> dict[str, tuple[FieldOf, ...]]:
+def _field_groups(spec: Spec) -> dict[str, tuple[Field, ...]]:
     return {
         "action": spec.actions,
         "observation": spec.observations,
@@ -410,50 +457,50 @@ def _parts(spec: Spec) -> dict[str, tuple[FieldOf, ...]]:
     }
 
 
-def _arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """As the host wants them: one array each, or one for each field of the spec."""
+def _host_arrays(spec: Spec, fields: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """The arguments of ``_native.EnvHost``: one array per name, or a list with one per field of the spec."""
     arrays: dict[str, Any] = {name: array for name, array in fields.items() if "." not in name}
-    for part, several in _parts(spec).items():
-        arrays[f"{part}s"] = [fields[_field_name(part, one)] for one in several]
+    for group, members in _field_groups(spec).items():
+        arrays[f"{group}s"] = [fields[_field_name(group, field)] for field in members]
     return arrays
 
 
-def _field_name(part: str, one: FieldOf) -> str:
-    """As ``memlane.spaces`` calls it: what is not part of a dict is the ``value``."""
-    return f"{part}.{step(one.name) if one.name else BARE}"
+def _field_name(group: str, field: Field) -> str:
+    """The column name that ``memlane.spaces`` uses: a field without a name is the ``value``."""
+    return f"{group}.{escape_key(field.name) if field.name else ROOT_NAME}"
 
 
-def whole(name: str, value: Any, least: int, also: str = "") -> int:
-    """A whole number that fits into 32 bits, as C counts."""
+def check_int(name: str, value: Any, minimum: int, alternatives: str = "") -> int:
+    """Return ``value`` as an int that fits a C ``int32_t``, or raise an error that names the argument."""
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
-    if not least <= number < 2**31:
-        raise ValueError(f"{name} must be {also}a whole number of at least {least}, found {value!r}")
+    if not minimum <= number < 2**31:
+        raise ValueError(f"{name} must be {alternatives}an integer of at least {minimum}, found {value!r}")
     return number
 
 
 def check_render_mode(spec: Spec, render_mode: str | None) -> None:
     if render_mode is not None and (render_mode != "rgb_array" or spec.render_size is None):
-        possible = "None" if spec.render_size is None else "None or 'rgb_array'"
-        raise ValueError(f"{spec.name}: render_mode must be {possible}, found {render_mode!r}")
+        expected = "None" if spec.render_size is None else "None or 'rgb_array'"
+        raise ValueError(f"{spec.name}: render_mode must be {expected}, found {render_mode!r}")
 
 
-def _taken(value: Any, ids: NDArray[np.int64]) -> Any:
+def _take_rows(value: Any, ids: NDArray[np.int64]) -> Any:
     if isinstance(value, dict):
-        return {name: _taken(one, ids) for name, one in value.items()}
+        return {name: _take_rows(member, ids) for name, member in value.items()}
     return value[ids]
 
 
-def _zeros(nbytes: int) -> memoryview:
-    """Aligned to cache lines, which is what a layout expects of the memory that it is placed in."""
+def _aligned_zeros(nbytes: int) -> memoryview:
+    """Zeroed memory aligned to a cache line, as ``Layout.views`` requires."""
     block = np.zeros(nbytes + 64, np.uint8)
     return memoryview(block[-block.ctypes.data % 64 :])  # type: ignore[arg-type]
 
 
-def _words(seeds: list[Any]) -> NDArray[np.uint64]:
-    """Random words from seeds: neighbouring seeds give words that have nothing in common (SplitMix64's finish)."""
+def _rng_states(seeds: list[Any]) -> NDArray[np.uint64]:
+    """RNG states from seeds, mixed so that neighbouring seeds give unrelated states (finaliser of SplitMix64)."""
     z = np.array([(seed + 1) & (1 << 64) - 1 for seed in seeds], np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -1,17 +1,4 @@
-"""AsyncRunner: what every asynchronous algorithm needs around it, once.
-
-It checks the memory budget, makes the lanes, starts and watches the collectors, paces them by policy lag, replaces the
-dead, passes on the errors of those that raised, counts, and ends everything within a bounded time. An algorithm says
-what a rollout and its weights look like and how to collect, and learns in ``learn``:
-
-    class Mine(AsyncRunner):
-        def learn(self, max_iterations, save_interval=50, log_dir="logs"):
-            self.open(make_env, collect, slot=..., weights=..., first=policy.state_dict())
-            for iteration in range(max_iterations):
-                with self.rollouts() as slots:
-                    ...
-                self.publish(policy.state_dict())
-"""
+"""AsyncRunner: the base class of algorithms whose collectors run beside the learner."""
 
 from __future__ import annotations
 
@@ -20,37 +7,122 @@ import contextlib
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from memlane.core import Layout, SegmentClosed
 from memlane.core.layout import FieldSpec
+from memlane.core.suggestions import did_you_mean
 from memlane.lanes.lane import as_layout
 from memlane.lanes.ring import Ring
+from memlane.lanes.tensors import layout_of
 from memlane.lanes.weights import Weights
 from memlane.runner.memory_budget import MemoryBudget
-from memlane.runner.process_collectors import Collectors, Restarts
+from memlane.runner.process_collectors import ProcessCollectors, RestartPolicy
 from memlane.runner.protocols import Collect, Event, TakenSlot, Transport
-from memlane.runner.thread_collectors import InProcess
+from memlane.runner.thread_collectors import ThreadCollectors
 
 SETTINGS: dict[str, type] = {
     "collectors": int, "rollouts_per_update": int, "max_lag": int, "deterministic": bool, "in_process": bool,
     "max_restarts": int, "restart_window": float, "min_collectors": int, "rollout_timeout": float,
 }  # fmt: skip
-"""What ``rl_cfg`` may say to the runner; ``AsyncRunner`` says what it means."""
+"""Keys of ``rl_cfg`` that the runner reads, with their types; ``AsyncRunner`` explains them."""
+
+SYNONYMS = {
+    "num_collectors": "collectors", "n_collectors": "collectors", "num_workers": "collectors",
+    "n_workers": "collectors", "num_actors": "collectors", "num_rollout_workers": "collectors",
+    "num_env_runners": "collectors", "max_policy_lag": "max_lag", "max_staleness": "max_lag",
+    "torch_deterministic": "deterministic", "threads": "in_process", "timeout": "rollout_timeout",
+}  # fmt: skip
+"""Names of other libraries for the runner's settings, for error messages."""
+
+SIM_BACKENDS = ("native", "gymnasium", "mujoco")
 
 _open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
 
 
-class AsyncRunner(ABC):
-    """The base of asynchronous algorithms; see the module's text.
+def check_settings(
+    rl_cfg: Collection[str], algorithm_settings: Collection[str], synonyms: Mapping[str, str] | None = None
+) -> None:
+    """Raise ``TypeError`` if ``rl_cfg`` has keys that are neither the runner's nor among ``algorithm_settings``.
 
-    ``rl_cfg`` may say: ``collectors`` (1), ``rollouts_per_update`` (one of each collector; more when one would become
-    too old), ``max_lag`` (1; 0 is synchronous), ``deterministic`` (False; it is synchronous), ``in_process`` (False),
-    ``max_restarts`` (10) in ``restart_window`` (60 s), ``min_collectors`` (1), ``rollout_timeout`` (600 s; how long to
-    wait for a rollout). Whatever else it says is the algorithm's.
+    ``synonyms`` maps names that users of other libraries type to settings of the algorithm.
     """
+    known = {*SETTINGS, *algorithm_settings}
+    if unknown := sorted(set(rl_cfg) - known):
+        hints = [did_you_mean(name, known, {**SYNONYMS, **(synonyms or {})}) for name in unknown]
+        raise TypeError(f"unknown rl_cfg keys: {unknown}{''.join(hints) or f'; known keys are {sorted(known)}'}")
+
+
+class AsyncRunner(ABC):
+    """Base class of asynchronous algorithms: collector processes fill rollouts while the learner trains.
+
+    The runner checks the memory budget, creates the lanes, starts and supervises the collectors, bounds the policy lag,
+    restarts collectors that die, raises the errors of collectors that raise, keeps counters, and stops everything in
+    bounded time. A subclass implements ``learn`` with
+
+    - ``open(make_env, collect, rollout=..., weights=...)``: start the collectors, once;
+    - ``with rollouts() as slots``: the rollouts of one update;
+    - ``publish(weights)``: new weights for the collectors, once per update;
+    - ``lag_of(slot)``, ``counters()`` and ``events``: what to log.
+
+    A complete one, whose collectors write the weight that they read into every step of a rollout:
+
+        >>> import gymnasium, numpy as np
+        >>> class Example(AsyncRunner):
+        ...     def learn(self, max_iterations, save_interval=50, log_dir="logs"):
+        ...         weights = {"w": np.zeros(1, np.float32)}
+        ...         self.open(make_env, collect, rollout={"x": ("float32", 8)}, weights=weights)
+        ...         self.means = []
+        ...         for iteration in range(max_iterations):
+        ...             with self.rollouts() as slots:
+        ...                 self.means.append(float(np.mean([slot["x"] for slot in slots])))
+        ...             weights["w"] += 1
+        ...             self.publish(weights)
+        >>> def make_env(worker):
+        ...     return gymnasium.make("CartPole-v1")
+        >>> def collect(env, weights, sink, context):
+        ...     local = {"w": np.zeros(1, np.float32)}
+        ...     env.reset(seed=context.worker)
+        ...     while True:
+        ...         with sink.open() as slot:  # raises Stopped at the end of the run
+        ...             version = weights.read(local)
+        ...             for step in range(8):
+        ...                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        ...                 if terminated or truncated:
+        ...                     env.reset()
+        ...                 slot["x"][step] = local["w"][0]
+        ...             slot.commit(policy_version=version, rows=8)
+        ...         context.report(steps=8)
+        >>> with Example("CartPole-v1", None, {"collectors": 2, "max_lag": 0}, num_envs=1) as runner:
+        ...     runner.learn(max_iterations=3)
+        ...     runner.means, runner.counters()["restarts"]
+        ([0.0, 1.0, 2.0], 0)
+
+    Settings of the runner in ``rl_cfg``; other keys are the algorithm's:
+
+    - ``collectors`` (1): number of collector processes.
+    - ``rollouts_per_update`` (``collectors``): smallest number of rollouts per update; more when one would exceed
+      ``max_lag`` at the next update.
+    - ``max_lag`` (1): largest policy lag of a rollout, in weight versions; 0 is synchronous.
+    - ``deterministic`` (False): synchronous, with the rollouts of an update in the order of the collectors.
+    - ``in_process`` (False): run collectors as threads of this process, for tests and notebooks.
+    - ``max_restarts`` (10), ``restart_window`` (60 s): restarts of dead collectors allowed within the window.
+    - ``min_collectors`` (1): end the run with an error when fewer collectors are running.
+    - ``rollout_timeout`` (600 s): ``WaitTimeout`` when the rollouts of an update take longer.
+
+    All methods are for the learner's process, one thread at a time; ``close`` may also be called by a signal handler.
+
+    When a collector process dies, it is restarted and its unfinished rollout is lost; beyond ``max_restarts`` the
+    others take over its rollouts, and below ``min_collectors`` ``rollouts`` raises ``CollectorDied``. When a collector
+    raises, ``rollouts`` raises ``CollectorError`` with its traceback. When the learner dies, its collectors end with
+    it.
+    """
+
+    algorithm_settings: ClassVar[Collection[str] | None] = None
+    """Keys of ``rl_cfg`` that a subclass reads. Other keys that the runner does not know are then an error. None: any
+    key is accepted."""
 
     def __init__(
         self,
@@ -63,14 +135,23 @@ class AsyncRunner(ABC):
         sim_backend: str = "mujoco",
         num_envs: int = 4096,
     ) -> None:
-        """``num_envs`` is that of one collector. ``sim_backend`` selects native, gymnasium or mujoco environments."""
-        if sim_backend not in ("native", "gymnasium", "mujoco"):
-            raise ValueError(f"sim_backend must be 'native', 'gymnasium' or 'mujoco', found {sim_backend!r}")
+        """Check the settings; nothing is started or allocated before ``open``.
+
+        ``num_envs`` is the number of environments per collector. ``sim_backend`` is the kind of environments:
+        ``"native"``, ``"gymnasium"`` or ``"mujoco"``. ``rl_cfg`` has the settings of the runner and of the algorithm.
+        """
+        if sim_backend not in SIM_BACKENDS:
+            raise ValueError(
+                f"sim_backend must be 'native', 'gymnasium' or 'mujoco', found {sim_backend!r}"
+                f"{did_you_mean(str(sim_backend), SIM_BACKENDS, {'gym': 'gymnasium'})}"
+            )
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, found {num_envs}")
         self.env_name = env_name
         self.env_cfg_overrides = dict(env_cfg_overrides or {})
         self.rl_cfg = dict(rl_cfg or {})
+        if self.algorithm_settings is not None:
+            check_settings(self.rl_cfg, self.algorithm_settings)
         self.device = device or "cpu"
         self.collector_device = "cpu"
         self.sim_backend = sim_backend
@@ -98,75 +179,90 @@ class AsyncRunner(ABC):
             )
         if self.deterministic and self.rollouts_per_update % self.num_collectors:
             raise ValueError(
-                f"in deterministic mode every collector gives as many rollouts to an update: rollouts_per_update must "
-                f"be a multiple of {self.num_collectors}, found {self.rollouts_per_update}"
+                f"in deterministic mode rollouts_per_update must be a multiple of the number of collectors, "
+                f"{self.num_collectors}, found {self.rollouts_per_update}"
             )
         self.rollout_timeout = float(self.rl_cfg.get("rollout_timeout", 600.0))
         self.collectors: Transport | None = None
-        self._taken: list[TakenSlot] = []
+        """The running collectors; None before ``open``."""
         self.weights: Weights | None = None
+        """The published weights; None before ``open``."""
         self.events: list[Event] = []
+        """``CollectorJoined`` and ``CollectorLost``, oldest first. The subclass may remove what it has logged."""
+        self._taken: list[TakenSlot] = []
+        """Rollouts that a call of ``rollouts`` had taken before it timed out."""
         self._closed = False
         _open.add(self)
 
     @abstractmethod
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:
-        """Train for so many updates; every ``save_interval`` of them a checkpoint goes to ``log_dir``."""
+        """Train for ``max_iterations`` updates; save a checkpoint to ``log_dir`` every ``save_interval`` updates."""
 
-    # ----------------------------------------------------------------------------------------------- for algorithms
+    # ------------------------------------------------------------------------------------------------- for subclasses
 
     def open(
         self,
         make_env: Callable[[int], Any],
         collect: Collect,
         *,
-        slot: Mapping[str, FieldSpec],
-        weights: Layout,
-        first: Mapping[str, Any],
+        rollout: Layout | Mapping[str, FieldSpec],
+        weights: Mapping[str, Any],
     ) -> None:
-        """Make the lanes, publish the ``first`` weights and start the collectors."""
+        """Create the lanes, publish the initial ``weights`` and start the collectors. Call it once.
+
+        ``make_env(worker)`` and ``collect(env, weights, sink, context)`` run in the collectors; ``Collect`` has the
+        contract. ``rollout`` has the fields of one rollout, ``{name: (dtype, shape)}``. ``weights`` are named numpy
+        arrays or torch tensors, for example a state dict; later ones must have the same names, dtypes and shapes.
+        ``BudgetError`` if the lanes do not fit into the free memory, before anything is allocated.
+        """
         if self._closed:
             raise ValueError("the runner was closed; make a new one")
         if self.collectors is not None:
-            raise ValueError("the runner is open already; a second training needs a runner of its own")
-        layout = as_layout(slot)
-        under_way = self.rollouts_per_update * (self.max_lag + 1)
+            raise ValueError("the runner is open already; make a new one for a second training")
+        slot = as_layout(rollout)
+        weights_layout = layout_of(weights)
+        in_flight = self.rollouts_per_update * (self.max_lag + 1)
         budget = MemoryBudget()
         size = f"num_envs={self.num_envs}, the steps of a rollout, rollouts_per_update or max_lag={self.max_lag}"
-        budget.add("rollouts", Ring.segment_layout(layout, under_way, "block"), lower=size)
-        budget.add("weights", Weights.segment_layout(weights), lower="the size of the network")
+        budget.add("rollouts", Ring.segment_layout(slot, in_flight, "block"), lower=size)
+        budget.add("weights", Weights.segment_layout(weights_layout), lower="the size of the network")
         budget.check()
-        self.weights = Weights(weights)
-        self.weights.publish(first)
+        self.weights = Weights(weights_layout)
+        self.weights.publish(weights)
         if self.rl_cfg.get("in_process"):
-            self.collectors = InProcess(
-                self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way
+            self.collectors = ThreadCollectors(
+                self.num_collectors, make_env, collect, slot=slot, weights=self.weights, in_flight=in_flight
             )
         else:
-            restarts = Restarts(
+            restarts = RestartPolicy(
                 int(self.rl_cfg.get("max_restarts", 10)),
                 float(self.rl_cfg.get("restart_window", 60.0)),
                 self.min_collectors,
             )
-            self.collectors = Collectors(
-                self.num_collectors, make_env, collect, slot=layout, weights=self.weights, under_way=under_way,
+            self.collectors = ProcessCollectors(
+                self.num_collectors, make_env, collect, slot=slot, weights=self.weights, in_flight=in_flight,
                 restarts=restarts, on_event=self.events.append,
             )  # fmt: skip
-        # Last come, first served: at the interpreter's end we must be there before the memory and the fork server go.
+        # atexit runs the last registered function first: the collectors must be stopped before the memory is released
+        # and the fork server ends.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         self.collectors.start()
 
     @contextmanager
     def rollouts(self, timeout: float | None = None) -> Iterator[list[TakenSlot]]:
-        """As many rollouts as one update learns from, and those that would be too old for the next; they are the
-        collectors' again at the end of the block. In deterministic mode they come in the collectors' order. After a
-        ``WaitTimeout`` those that were there already wait for the next call."""
-        assert self.collectors is not None
+        """Take the rollouts of one update; they are released at the end of the ``with`` block.
+
+        At least ``rollouts_per_update``, and all that would exceed ``max_lag`` at the next update. In deterministic
+        mode they are sorted by collector. ``WaitTimeout`` after ``timeout`` seconds (default: ``rollout_timeout``);
+        the next call returns the rollouts that have arrived by then. ``CollectorError`` if a collector raised,
+        ``CollectorDied`` if too many died.
+        """
+        assert self.collectors is not None, "call open() before rollouts()"
         assert self.weights is not None
         deadline = time.monotonic() + (self.rollout_timeout if timeout is None else timeout)
         too_old = self.weights.version - self.max_lag
-        while len(self._taken) < self.rollouts_per_update or self.collectors.owes(too_old):
+        while len(self._taken) < self.rollouts_per_update or self.collectors.has_older_than(too_old):
             self._taken.append(self.collectors.take(max(deadline - time.monotonic(), 0)))
         taken, self._taken = self._taken, []
         if self.deterministic:
@@ -174,39 +270,46 @@ class AsyncRunner(ABC):
         try:
             yield taken
         finally:
-            with contextlib.suppress(SegmentClosed):  # by a signal handler, say
+            with contextlib.suppress(SegmentClosed):  # a signal handler may have closed the runner
                 for slot in taken:
                     slot.release()
 
     def publish(self, tensors: Mapping[str, Any]) -> int:
-        """New weights; and as many new rollouts may begin as were learned from."""
-        assert self.weights is not None
+        """Publish new weights, let the collectors start one new rollout for each one taken, and return the version."""
+        assert self.weights is not None, "call open() before publish()"
         assert self.collectors is not None
         version = self.weights.publish(tensors)
-        self.collectors.pay_back()
+        self.collectors.return_credits()
         return version
 
     def lag_of(self, slot: TakenSlot) -> int:
-        """How many versions the weights are ahead of those that made a rollout."""
+        """Return the policy lag of a rollout: the latest weights version minus the one that collected it."""
         assert self.weights is not None
         return self.weights.version - slot.policy_version
 
     def counters(self) -> dict[str, int]:
-        """What the collectors did since the start."""
+        """Return counts since the start, summed over all collectors; empty before ``open``.
+
+        ``steps``: environment steps. ``rollouts``: committed rollouts. ``wait_ns``, ``env_ns``, ``policy_ns``:
+        nanoseconds that collectors waited for credits, and spent in environments and policies. ``restarts``: collectors
+        restarted. ``collectors``: collectors running. ``unread``: rollouts that wait for the learner.
+        """
         return {} if self.collectors is None else self.collectors.counters()
 
-    # --------------------------------------------------------------------------------------------------------- end
+    # ---------------------------------------------------------------------------------------------------- shutdown
 
     def close(self) -> None:
-        """End the collectors and let the memory go: bounded in time. Again is harmless, also from a signal handler, at
-        exit or from ``__del__``."""
+        """Stop the collectors and release the memory, within 4 seconds.
+
+        Calling it again has no effect. Also called by ``with``, at interpreter exit and by ``__del__``.
+        """
         if self._closed:
             return
         if self.collectors is not None:
             self.collectors.close()
         if self.weights is not None:
             self.weights.close()
-        self._closed = True  # only now: one that was interrupted can be done again
+        self._closed = True  # only now: a close() that was interrupted can be repeated
 
     def __enter__(self) -> AsyncRunner:
         return self
@@ -215,7 +318,7 @@ class AsyncRunner(ABC):
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be half gone
+        with contextlib.suppress(Exception):  # during interpreter shutdown modules may be gone
             self.close()
 
 

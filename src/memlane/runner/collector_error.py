@@ -1,8 +1,8 @@
-"""Collector errors: what went wrong in a collector, told to the learner with type, traceback, worker and last step.
+"""Collector errors: report an exception or a death in a collector process to the learner.
 
 A collector runs its loop inside ``errors.reporting(worker)``; the learner watches it with ``errors.watch(worker, pid)``
-and passes that to its waits as one of ``peers``. An exception in the collector, or its death by a signal, then ends the
-learner's wait with a ``CollectorError`` within a second, instead of a timeout a minute later.
+and passes the result to its waits as one of ``peers``. When the collector raises, the learner's wait ends within a
+second with a ``CollectorError`` that has the remote traceback; when its process dies, with a ``CollectorDied``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,28 @@ import numpy as np
 from memlane.core import SIGNAL, MemlaneError, Peer, PeerDied, Segment
 
 _REPORT_BYTES = 64 * 1024
-# A step counter is written at every step by its own process: each on a cache line of its own. Beside it, whose it is.
+# Each collector writes its step count at every step, so each count has its own cache line. The next word on that line
+# is the process that wrote it.
 _WORDS_PER_LINE = 8
-_STEP, _WHOSE = 0, 1
+_STEP, _PROCESS = 0, 1
 
 
 class CollectorError(MemlaneError, RuntimeError):
-    """A collector raised or died. ``type_name`` is the exception's type, or the cause of death."""
+    """A collector raised an exception. Its subclass ``CollectorDied`` means that the process died instead.
+
+    Can be pickled.
+    """
+
+    worker: int
+    """Number of the collector."""
+    pid: int
+    """Process id of the collector."""
+    type_name: str
+    """Type of the exception, with its module; for ``CollectorDied``, how the process ended."""
+    remote_traceback: str
+    """The traceback in the collector; empty for ``CollectorDied``."""
+    step: int
+    """Step count that the collector reported last."""
 
     def __init__(
         self, message: str, *, worker: int, pid: int, type_name: str, remote_traceback: str, step: int
@@ -38,13 +53,32 @@ class CollectorError(MemlaneError, RuntimeError):
         self.step = step
 
     def __reduce__(self) -> tuple[object, ...]:
-        """The error of a learner must be able to travel, too."""
-        facts = ("worker", "pid", "type_name", "remote_traceback", "step")
-        return functools.partial(CollectorError, **{fact: getattr(self, fact) for fact in facts}), self.args
+        return functools.partial(type(self), **self._keywords()), self.args
+
+    def _keywords(self) -> dict[str, Any]:
+        names = ("worker", "pid", "type_name", "remote_traceback", "step")
+        return {name: getattr(self, name) for name in names}
+
+
+class CollectorDied(CollectorError, PeerDied):
+    """The process of a collector died without reporting an exception: killed, crashed or exited."""
+
+    def __init__(
+        self, message: str, *, worker: int, pid: int, type_name: str, step: int, peer: Peer | None = None
+    ) -> None:
+        super().__init__(message, worker=worker, pid=pid, type_name=type_name, remote_traceback="", step=step)
+        self.peer = peer
+
+    def _keywords(self) -> dict[str, Any]:
+        names = ("worker", "pid", "type_name", "step", "peer")
+        return {name: getattr(self, name) for name in names}
 
 
 class CollectorErrors:
-    """Room for one report of each of ``collectors``. Goes into a child as an argument."""
+    """Shared memory for one error report and one step count per collector.
+
+    The learner creates it and passes it to the collectors as a ``Process`` argument.
+    """
 
     def __init__(self, collectors: int) -> None:
         if collectors < 1:
@@ -53,7 +87,7 @@ class CollectorErrors:
             Segment.create(
                 {
                     "raised": (SIGNAL, ()),
-                    "reporter": ("int64", collectors),  # the process whose report is complete, as Peer.word; 0: nobody
+                    "reporter": ("int64", collectors),  # process of the complete report, as Peer.word; 0: none
                     "steps": ("int64", (collectors, _WORDS_PER_LINE)),
                     "length": ("int64", collectors),
                     "report": ("uint8", (collectors, _REPORT_BYTES)),
@@ -72,7 +106,7 @@ class CollectorErrors:
 
     @contextmanager
     def reporting(self, worker: int) -> Iterator[Reporter]:
-        """Around a collector's loop: an exception that leaves it is reported, and goes on its way."""
+        """Run a collector's loop: an exception that leaves the block is reported to the learner and propagates."""
         reporter = Reporter(self, self._checked(worker))
         try:
             yield reporter
@@ -83,8 +117,11 @@ class CollectorErrors:
     # ------------------------------------------------------------------------------------------ the learner's side
 
     def watch(self, worker: int, pid: int) -> CollectorPeer:
-        """The collector in process ``pid`` as one of the ``peers`` of a wait. What an earlier process of this worker
-        reported is forgotten; what this one did is not, even if it was faster than this call."""
+        """Return the collector in process ``pid`` as a peer to pass to waits.
+
+        A report by an earlier process of this worker is deleted; a report by this process, also one made before this
+        call, is kept.
+        """
         self._checked(worker)
         try:
             peer = Peer.of(pid)
@@ -100,22 +137,23 @@ class CollectorErrors:
         return collector
 
     def check(self, collectors: Iterable[CollectorPeer] = ()) -> None:
-        """``CollectorError`` if any collector has reported, or if one of ``collectors`` is dead. Costs next to nothing
-        when all is well."""
+        """Raise ``CollectorError`` if a collector has reported, ``CollectorDied`` if one of ``collectors`` is dead.
+
+        Costs one atomic load, and one system call per collector in ``collectors``, when there is no error.
+        """
         if self._raised.value:
             for worker in range(self.collectors):
                 if error := self._reported(worker):
                     raise error
         for collector in collectors:
-            if not collector.alive:
-                raise collector.error("")
+            collector.check()
 
     def step_of(self, worker: int) -> int:
-        """The last step that the collector told."""
+        """Return the step count that the collector reported last."""
         return self._steps.load(self._checked(worker) * _WORDS_PER_LINE + _STEP)
 
     def _reported(self, worker: int, waiting: str = "", word: int | None = None) -> CollectorError | None:
-        """What the collector reported, if it did; with ``word``, only what that process did."""
+        """Return the error that the worker reported, if any; with ``word``, only a report by that process."""
         while reporter := self._reporter.load(worker):
             if word is not None and reporter != word:
                 return None
@@ -133,17 +171,18 @@ class CollectorErrors:
                 )
         return None
 
-    def _died(self, collector: CollectorPeer, waiting: str) -> CollectorError:
-        worker, obituary = collector.worker, collector.obituary()
-        told = self._steps.load(worker * _WORDS_PER_LINE + _WHOSE) == collector.word
-        step = self.step_of(worker) if told else 0  # else it died before it began to report
-        return CollectorError(
-            f"{obituary}, after step {step}{_while(waiting)}",
+    def _died(self, collector: CollectorPeer, waiting: str) -> CollectorDied:
+        worker, description = collector.worker, collector.describe_death()
+        # Another process in that word: the collector died before it entered reporting().
+        reported = self._steps.load(worker * _WORDS_PER_LINE + _PROCESS) == collector.word
+        step = self.step_of(worker) if reported else 0
+        return CollectorDied(
+            f"{description}, after step {step}{_while(waiting)}",
             worker=worker,
             pid=collector.pid,
-            type_name=obituary,
-            remote_traceback="",
+            type_name=description,
             step=step,
+            peer=Peer(collector.pid, collector.start, collector.name),
         )
 
     def _checked(self, worker: int) -> int:
@@ -152,7 +191,7 @@ class CollectorErrors:
         return worker
 
     def close(self) -> None:
-        """Let the memory go. Again is harmless."""
+        """Release the memory. Calling it again has no effect."""
         self.segment.close()
 
     def __enter__(self) -> CollectorErrors:
@@ -169,19 +208,20 @@ class CollectorErrors:
 
 
 class Reporter:
-    """The collector's hand on its own report. One process at a time may be a worker's reporter."""
+    """A collector's handle for its step count and error report. One process at a time per worker."""
 
     def __init__(self, errors: CollectorErrors, worker: int) -> None:
         self._errors = errors
         self.worker = worker
         self.step(0)
-        errors._steps.store(worker * _WORDS_PER_LINE + _WHOSE, Peer.current().word)
+        errors._steps.store(worker * _WORDS_PER_LINE + _PROCESS, Peer.current().word)
 
     def step(self, step: int) -> None:
-        """Tell how far the collector is; an error report says it."""
+        """Store the number of steps made so far, for error messages."""
         self._errors._steps.store(self.worker * _WORDS_PER_LINE + _STEP, step)
 
     def report(self, error: BaseException) -> None:
+        """Report ``error`` to the learner."""
         errors, me = self._errors, Peer.current()
         record = {
             "pid": me.pid,
@@ -200,7 +240,7 @@ class Reporter:
 
 
 class CollectorPeer(Peer):
-    """A collector as something to watch: its death is told as a ``CollectorError``, with what it reported before."""
+    """A collector process to pass to waits as one of ``peers``: its failure ends the wait with ``CollectorError``."""
 
     __slots__ = ("_errors", "worker")
 
@@ -211,10 +251,16 @@ class CollectorPeer(Peer):
 
     @property
     def failed(self) -> bool:
-        """Whether it has reported an exception; it may be alive still, busy with its end."""
+        """Whether the collector has reported an exception; its process may still be exiting."""
         return self._errors._reporter.load(self.worker) == self.word
 
+    def check(self) -> None:
+        """Raise ``CollectorError`` if the collector has reported an exception, ``CollectorDied`` if it is dead."""
+        if self.failed or not self.alive:
+            raise self.error("")
+
     def error(self, waiting: str) -> CollectorError:
+        """Return the error of the collector: the reported exception, or else its death."""
         return self._errors._reported(self.worker, waiting, self.word) or self._errors._died(self, waiting)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -233,21 +279,21 @@ def _while(waiting: str) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error) or "(no message)"
-    except Exception as worse:  # the report must not fail where the exception's own text does
-        return f"(its text cannot be made: {_type_name(worse)})"
+    except Exception as failure:  # a failing __str__ must not prevent the report
+        return f"(its text cannot be made: {_type_name(failure)})"
 
 
 def _fitting(record: dict[str, Any]) -> bytes:
-    """The record as JSON that fits. A long traceback loses its middle: its ends say where it began and what it was."""
-    for room in (_REPORT_BYTES, _REPORT_BYTES // 4, _REPORT_BYTES // 16, _REPORT_BYTES // 64):
-        short = {key: _shortened(value, room // 2) for key, value in record.items()}
+    """Return the record as JSON of at most ``_REPORT_BYTES``. Long texts lose their middle."""
+    for limit in (_REPORT_BYTES, _REPORT_BYTES // 4, _REPORT_BYTES // 16, _REPORT_BYTES // 64):
+        short = {key: _shorten(value, limit // 2) for key, value in record.items()}
         text = json.dumps(short).encode()
         if len(text) <= _REPORT_BYTES:
             return text
-    raise AssertionError("three strings of half a sixty-fourth of the room, quoted at worst twelve-fold, fit")
+    raise AssertionError("three strings of 1/128 of the limit, escaped to at most twelve times their length, fit")
 
 
-def _shortened(value: Any, most: int) -> Any:
-    if not isinstance(value, str) or len(value) <= most:
+def _shorten(value: Any, limit: int) -> Any:
+    if not isinstance(value, str) or len(value) <= limit:
         return value
-    return f"{value[: most // 2]}\n... {len(value) - most} characters ...\n{value[-most // 2 :]}"
+    return f"{value[: limit // 2]}\n... {len(value) - limit} characters ...\n{value[-limit // 2 :]}"

@@ -1,4 +1,4 @@
-"""Memory budget: what the lanes will take, compared with what there is, before any of it is allocated.
+"""Memory budget: compare the memory that lanes need with the memory that is free, before allocating any.
 
 >>> from memlane.core import Layout
 >>> budget = MemoryBudget()
@@ -20,24 +20,33 @@ from dataclasses import dataclass
 
 from memlane.core import BudgetError, Layout, names
 from memlane.core.header import Header
-from memlane.core.memory import Room, directory_room, group_room, machine_room, readable
+from memlane.core.memory import FreeMemory, cgroup_memory, directory_space, format_bytes, machine_memory
 
 
 class BudgetWarning(RuntimeWarning):
-    """The lanes fit, but not by much. (No ``ResourceWarning``: Python does not show those unless asked.)"""
+    """The lanes use most of the free memory. Not a ``ResourceWarning``, which Python hides by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
+    """One lane of a budget."""
+
     name: str
+    """Name of the lane in messages."""
     nbytes: int
+    """Bytes of its segment."""
     lower: str
+    """The setting to lower, with its value."""
     named: bool
+    """Whether it is a named segment, which takes memory in /dev/shm."""
 
 
 class MemoryBudget:
-    """Add every lane, then ``check``: a warning above the share ``warn_at`` of what is free, ``BudgetError`` above
-    ``refuse_at``."""
+    """The memory that a set of lanes needs. Call ``add`` for every lane, then ``check``.
+
+    ``check`` warns (``BudgetWarning``) above the share ``warn_at`` of the free memory and raises ``BudgetError`` above
+    the share ``refuse_at``.
+    """
 
     def __init__(self, *, warn_at: float = 0.6, refuse_at: float = 0.9) -> None:
         if not 0 < warn_at <= refuse_at <= 1:
@@ -47,9 +56,11 @@ class MemoryBudget:
         self.items: list[Item] = []
 
     def add(self, name: str, size: Layout | int, *, lower: str = "", named: bool = False) -> None:
-        """A lane: the layout of its segment (``Ring.segment_layout(...)``), or a number of bytes. ``lower`` names the
-        setting that decides its size, with its value. A ``named`` lane, as ``RolloutRingBuffer`` and
-        ``SharedWeightSync`` are, must fit into the file system of the names, /dev/shm, too."""
+        """Add a lane: the layout of its segment (``Ring.segment_layout(...)``), or a number of bytes.
+
+        ``lower`` is the setting that determines its size, with its value, for the error message. A ``named`` lane, as
+        ``RolloutRingBuffer`` and ``SharedWeightSync`` are, must also fit into the file system at /dev/shm.
+        """
         nbytes = Header.new(size).total_bytes if isinstance(size, Layout) else operator.index(size)
         if nbytes < 0:
             raise ValueError(f"{name} cannot take {nbytes} bytes")
@@ -57,45 +68,47 @@ class MemoryBudget:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all lanes."""
         return sum(item.nbytes for item in self.items)
 
-    def check(self, *rooms: Room) -> None:
-        """Compare with ``rooms``; without any, with what the machine and the control group have free, and the named
-        lanes with what the file system of their names has."""
+    def check(self, *rooms: FreeMemory) -> None:
+        """Compare with ``rooms``; by default, with the free memory of the machine and the control group, and for named
+        lanes that of /dev/shm."""
         if not self.items:
             return
-        room, items = max([(room, self.items) for room in rooms] or self._found(), key=lambda pair: _share(*pair))
+        room, items = max([(room, self.items) for room in rooms] or self._limits(), key=lambda pair: _share(*pair))
         if _share(room, items) > self.refuse_at:
-            raise BudgetError(_complaint(room, items, self.refuse_at))
+            raise BudgetError(_describe_excess(room, items, self.refuse_at))
         if _share(room, items) > self.warn_at:
-            warnings.warn(_complaint(room, items, self.warn_at), BudgetWarning, stacklevel=2)
+            warnings.warn(_describe_excess(room, items, self.warn_at), BudgetWarning, stacklevel=2)
 
-    def _found(self) -> list[tuple[Room, list[Item]]]:
-        """What there is, each with the lanes that take from it."""
-        found = [(room, self.items) for room in (machine_room(), group_room()) if room is not None]
+    def _limits(self) -> list[tuple[FreeMemory, list[Item]]]:
+        """Return the memory limits of this process, each with the lanes that count against it."""
+        limits = [(room, self.items) for room in (machine_memory(), cgroup_memory()) if room is not None]
         if named := [item for item in self.items if item.named]:
-            found.append((directory_room(names.directory()), named))
-        return found
+            limits.append((directory_space(names.directory()), named))
+        return limits
 
     def __str__(self) -> str:
         width = max((len(item.name) for item in self.items), default=0)
-        lines = [f"  {item.name:<{width}}  {readable(item.nbytes)}" for item in self.items]
-        return "\n".join([f"memory needed: {readable(self.nbytes)}", *lines])
+        lines = [f"  {item.name:<{width}}  {format_bytes(item.nbytes)}" for item in self.items]
+        return "\n".join([f"memory needed: {format_bytes(self.nbytes)}", *lines])
 
 
 def _largest(items: list[Item]) -> Item:
     return max(items, key=lambda item: item.nbytes)
 
 
-def _share(room: Room, items: list[Item]) -> float:
+def _share(room: FreeMemory, items: list[Item]) -> float:
     nbytes = sum(item.nbytes for item in items)
     return nbytes / room.free if room.free else math.inf
 
 
-def _complaint(room: Room, items: list[Item], share: float) -> str:
+def _describe_excess(room: FreeMemory, items: list[Item], share: float) -> str:
     nbytes, largest = sum(item.nbytes for item in items), _largest(items)
     advice = f"lower {largest.lower}" if largest.lower else f"make {largest.name} smaller"
     return (
-        f"the lanes need {readable(nbytes)} ({nbytes} bytes), more than {share:.0%} of the {readable(room.free)} that "
-        f"{room.limit} has free; the largest is {largest.name} with {readable(largest.nbytes)}: {advice}"
+        f"the lanes need {format_bytes(nbytes)} ({nbytes} bytes), more than {share:.0%} of the "
+        f"{format_bytes(room.free)} that {room.limit} has free; "
+        f"the largest is {largest.name} with {format_bytes(largest.nbytes)}: {advice}"
     )

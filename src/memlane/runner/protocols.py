@@ -1,13 +1,14 @@
-"""Protocols: what a collector and a learner know of each other. Neither knows locks, segments, processes or machines.
+"""Protocols: the interfaces between a collector and a learner.
 
-A collector is ``collect(env, weights, sink, context)``: it reads weights, steps environments and fills slots, until the
-sink says ``Stopped``. A learner takes slots from a source, and publishes weights. ``collectors.py`` has these over
-shared memory, ``in_process.py`` within one process.
+A collector is a callable ``collect(env, weights, sink, context)``: it reads weights, steps environments and fills
+slots with rollouts, until ``sink.open()`` raises ``Stopped``. A learner takes slots from a source and publishes
+weights. Neither knows about locks, segments or processes. ``process_collectors`` implements the protocols over shared
+memory, ``thread_collectors`` on threads of one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -17,11 +18,11 @@ from memlane.core import MemlaneError
 
 
 class Stopped(MemlaneError):
-    """The run ends: a collector that waits is to go home. Not an error of anybody's."""
+    """The run has ended: raised by ``sink.open()`` in a collector, which should return or let it propagate."""
 
 
 class Slot(Protocol):
-    """The arrays of a rollout by name: a ``Mapping``."""
+    """The arrays of a rollout by name: a ``Mapping`` and a context manager."""
 
     def __getitem__(self, name: str) -> NDArray[Any]: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -31,94 +32,139 @@ class Slot(Protocol):
 
 
 class OpenSlot(Slot, Protocol):
-    """A rollout that is being filled. Left without ``commit``, it never was."""
+    """A rollout that a collector is filling. Leaving the ``with`` block without ``commit`` discards it."""
 
-    def commit(self, *, policy_version: int = 0, rows: int = 0) -> None: ...
+    def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
+        """Hand the rollout to the learner. ``policy_version`` is that of the weights used, ``rows`` its step count."""
 
 
 class TakenSlot(Slot, Protocol):
-    """A rollout that is being read, with what its collector said of it."""
+    """A rollout that the learner is reading."""
 
     @property
-    def policy_version(self) -> int: ...
+    def policy_version(self) -> int:
+        """Version of the weights that collected the rollout."""
+
     @property
-    def writer(self) -> int: ...
+    def writer(self) -> int:
+        """Number of the collector."""
+
     @property
-    def rows(self) -> int: ...
-    def release(self) -> None: ...
+    def rows(self) -> int:
+        """The ``rows`` that the collector passed to ``commit``."""
+
+    def release(self) -> None:
+        """Return the slot. Its arrays must not be used afterwards."""
 
 
 class RolloutSink(Protocol):
+    """Where a collector puts its rollouts."""
+
     def open(self) -> OpenSlot:
-        """A slot to fill. Waits while the learner wants no more; ``Stopped`` when it never will."""
+        """Return a slot to fill. Waits for a credit from the learner; ``Stopped`` when the run has ended."""
 
 
 class RolloutSource(Protocol):
+    """Where a learner gets rollouts."""
+
     def take(self, timeout: float | None = None) -> TakenSlot:
-        """The oldest rollout that nobody has taken; ``WaitTimeout`` if none comes in time."""
+        """Take the oldest rollout; ``WaitTimeout`` after ``timeout`` seconds."""
 
 
 class Transport(RolloutSource, Protocol):
-    """What a learner needs of its collectors: wherever they are."""
+    """The collectors as the learner sees them, as processes or as threads."""
 
-    def start(self) -> None: ...
-    def owes(self, version: int) -> bool:
-        """Whether a rollout that was begun with this version or an older one is still to come."""
+    def start(self) -> None:
+        """Start the collectors."""
 
-    def pay_back(self) -> None:
-        """What was learned from the rollouts taken so far is published: as many new ones may begin."""
+    def has_older_than(self, version: int) -> bool:
+        """Return whether a rollout that was started with ``version`` or an older one has not been taken yet."""
+
+    def return_credits(self) -> None:
+        """Let collectors start one new rollout for each one taken since the last call."""
 
     def check(self) -> None:
-        """Replace the dead; raise what a collector raised."""
+        """Restart dead collectors, and raise the error of a collector that raised. Does not wait for a rollout."""
 
-    def counters(self) -> dict[str, int]: ...
-    def close(self) -> None: ...
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start, summed over all collectors."""
+
+    def close(self) -> None:
+        """Stop the collectors."""
 
 
 class WeightSubscriber(Protocol):
+    """The learner's weights as a collector reads them."""
+
     def read(self, out: Mapping[str, Any]) -> int:
-        """Copy the latest version into ``out``; its number. 0: there is none yet, and nothing was copied."""
+        """Copy the latest weights into the tensors of ``out`` and return their version."""
 
 
 class CollectorContext(Protocol):
-    """Who a collector is, and how it tells what it does."""
+    """The identity of a collector, and where it reports its progress."""
 
     @property
-    def worker(self) -> int: ...
+    def worker(self) -> int:
+        """Number of the collector, from 0."""
+
     @property
     def incarnation(self) -> int:
-        """0 for the first; a collector that took a dead one's place has the next number."""
+        """Number of restarts of this worker: 0 for its first process."""
 
     @property
     def rollout(self) -> int:
-        """How many rollouts this worker has committed, those of earlier incarnations included."""
+        """Rollouts that this worker has committed, those of earlier incarnations included."""
 
-    def tell(self, *, steps: int = 0, env_ns: int = 0, policy_ns: int = 0) -> None:
-        """What was done since the last call."""
+    def report(self, *, steps: int = 0, env_ns: int = 0, policy_ns: int = 0) -> None:
+        """Add to the runner's counters: environment steps, and nanoseconds spent in environments and policy."""
 
 
-Collect = Callable[[Any, WeightSubscriber, RolloutSink, CollectorContext], None]
+class Collect(Protocol):
+    """A collector: steps ``env`` and fills slots from ``sink`` until ``sink.open()`` raises ``Stopped``.
+
+    ``env`` is what ``make_env(worker)`` returned. The callable is pickled with cloudpickle, so closures, lambdas and
+    classes of the main script work.
+    """
+
+    def __call__(
+        self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext, /
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
 class CollectorLost:
-    """A collector's process is gone."""
+    """Event: the process of a collector has died."""
 
     worker: int
+    """Number of the collector."""
     incarnation: int
+    """Number of restarts of the worker before this death."""
     pid: int
+    """Process id."""
     cause: str
+    """How the process ended, in words."""
     replaced: bool
-    """Whether another one takes its place."""
+    """Whether a new process takes its place."""
 
 
 @dataclass(frozen=True)
 class CollectorJoined:
-    """A collector's process has been started."""
+    """Event: the process of a collector has been started."""
 
     worker: int
+    """Number of the collector."""
     incarnation: int
+    """Number of restarts of the worker: 0 for its first process."""
     pid: int
+    """Process id."""
 
 
 Event = CollectorLost | CollectorJoined
+
+
+def check_counts(collectors: int, in_flight: int) -> None:
+    """Raise ``ValueError`` unless there is a collector, and a credit for each one."""
+    if collectors < 1:
+        raise ValueError(f"there must be at least 1 collector, found {collectors}")
+    if in_flight < collectors:
+        raise ValueError(f"in_flight must be at least the number of collectors, {collectors}, found {in_flight}")

@@ -1,29 +1,31 @@
-"""InProcess: collectors as threads of the learner's process, for tests and notebooks. The same protocols without shared
-memory; a collector's rollout is handed over as it is."""
+"""ThreadCollectors: collectors as threads of the learner's process, for tests and notebooks.
+
+The same protocols as ``process_collectors`` without shared memory: a rollout is handed over as an object.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from memlane.core import Layout, StaleView, WaitTimeout
 from memlane.lanes.weights import Weights
-from memlane.runner.protocols import Collect, Stopped
+from memlane.runner.protocols import Collect, Stopped, check_counts
 
 _STOP_SECONDS = 2.0
 
 
 class _Rollout(Mapping[str, Any]):
-    """Both sides' view of one rollout: arrays, and what was said of them."""
+    """A rollout: an ``OpenSlot`` for the collector, then a ``TakenSlot`` for the learner."""
 
-    def __init__(self, layout: Layout, owner: InProcess, writer: int) -> None:
+    def __init__(self, layout: Layout, collectors: ThreadCollectors, writer: int) -> None:
         self._arrays = {field.name: np.zeros(field.shape, field.dtype) for field in layout}
-        self._owner = owner
+        self._collectors = collectors
         self.writer = writer
         self.policy_version = self.rows = 0
         self._committed = False
@@ -31,70 +33,79 @@ class _Rollout(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
 
     def __len__(self) -> int:
         return len(self._arrays)
 
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
+        """Hand the rollout to the learner."""
         if self._committed:
             raise StaleView("the rollout was committed before")
         self.policy_version, self.rows, self._committed = policy_version, rows, True
-        self._owner._commit(self)
+        self._collectors._commit(self)
 
     def release(self) -> None:
-        """Nothing to give back: the garbage collector sees to it."""
+        """Do nothing: the garbage collector frees the arrays."""
 
     def __enter__(self) -> _Rollout:
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._committed:
-            self._owner._give_up(self)
+            self._collectors._abandon(self)
 
 
-class _Sink:
-    def __init__(self, owner: InProcess, worker: int) -> None:
-        self._owner = owner
+class _ThreadSink:
+    """The ``RolloutSink`` of one thread."""
+
+    def __init__(self, collectors: ThreadCollectors, worker: int) -> None:
+        self._collectors = collectors
         self._worker = worker
 
     def open(self) -> _Rollout:
-        return self._owner._begin(self._worker)
+        return self._collectors._start_rollout(self._worker)
 
 
-class _Subscriber:
+class _ThreadWeightsReader:
+    """The ``WeightSubscriber`` of one thread, over its own handle: a handle remembers what it read last."""
+
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._own = threading.local()
+        self._local = threading.local()
 
     def read(self, out: Mapping[str, Any]) -> int:
-        # A handle of its own for each thread: one remembers what it read last.
-        if not hasattr(self._own, "weights"):
-            self._own.weights = Weights.from_segment(self._weights.segment)
-        weights: Weights = self._own.weights
+        if not hasattr(self._local, "weights"):
+            self._local.weights = Weights.from_segment(self._weights.segment)
+        weights: Weights = self._local.weights
         return weights.read(out)[0]
 
 
-class _Context:
-    def __init__(self, owner: InProcess, worker: int) -> None:
-        self._owner = owner
+class _ThreadContext:
+    """The ``CollectorContext`` of one thread."""
+
+    def __init__(self, collectors: ThreadCollectors, worker: int) -> None:
+        self._collectors = collectors
         self.worker = worker
         self.incarnation = 0
 
     @property
     def rollout(self) -> int:
-        return self._owner._committed[self.worker]
+        return self._collectors._committed[self.worker]
 
-    def tell(self, *, steps: int = 0, env_ns: int = 0, policy_ns: int = 0) -> None:
-        told = self._owner._told
-        told["steps"] += steps
-        told["env_ns"] += env_ns
-        told["policy_ns"] += policy_ns
+    def report(self, *, steps: int = 0, env_ns: int = 0, policy_ns: int = 0) -> None:
+        counters = self._collectors._counters
+        counters["steps"] += steps
+        counters["env_ns"] += env_ns
+        counters["policy_ns"] += policy_ns
 
 
-class InProcess:
-    """``count`` collectors, each on a thread. Also the source of their rollouts."""
+class ThreadCollectors:
+    """``count`` collectors, each on a thread, and the source of their rollouts.
+
+    For one learner thread. An exception in a collector is raised by ``take`` and ``check`` as it is.
+    """
 
     def __init__(
         self,
@@ -104,27 +115,28 @@ class InProcess:
         *,
         slot: Layout,
         weights: Weights,
-        under_way: int,
+        in_flight: int,
     ) -> None:
-        if count < 1:
-            raise ValueError(f"there must be at least 1 collector, found {count}")
-        if under_way < count:
-            raise ValueError(f"each of {count} collectors needs a rollout under way, found {under_way} for all")
+        """Create the threads; ``start`` starts them. The arguments are those of ``ProcessCollectors``."""
+        check_counts(count, in_flight)
         self.count = count
         self._layout = slot
         self._weights = weights
         self._changed = threading.Condition()
-        self._credits = [under_way // count + (worker < under_way % count) for worker in range(count)]
-        self._spent = [0] * count
-        self._begun: list[tuple[int, int]] = []
-        """Worker and version of every rollout that was begun and not taken."""
+        """Guards all state below."""
+        self._credits = [in_flight // count + (worker < in_flight % count) for worker in range(count)]
+        self._uncredited = [0] * count
+        """Rollouts of each worker that the learner has taken and not returned the credit of."""
+        self._started: list[tuple[int, int]] = []
+        """Worker and weights version of every rollout that was started and not taken, in order."""
         self._committed = [0] * count
         self._ready: deque[_Rollout] = deque()
         self._error: BaseException | None = None
-        self._left: BaseException | None = None
-        """One that returned; what it has committed is still to be had."""
+        """Exception of a collector."""
+        self._early_return: BaseException | None = None
+        """Set when a collector returned before the run ended; raised when no rollout is left."""
         self._stopped = False
-        self._told = {"steps": 0, "wait_ns": 0, "env_ns": 0, "policy_ns": 0}
+        self._counters = {"steps": 0, "wait_ns": 0, "env_ns": 0, "policy_ns": 0}
         self._threads = [
             threading.Thread(
                 target=self._run, args=(worker, make_env, collect), daemon=True, name=f"collector {worker}"
@@ -133,16 +145,20 @@ class InProcess:
         ]
 
     def start(self) -> None:
+        """Start all collectors."""
         for thread in self._threads:
             thread.start()
+
+    # -------------------------------------------------------------------------------------------------- for collectors
 
     def _run(self, worker: int, make_env: Callable[[int], Any], collect: Collect) -> None:
         try:
             env = make_env(worker)
             try:
-                collect(env, _Subscriber(self._weights), _Sink(self, worker), _Context(self, worker))
+                weights = _ThreadWeightsReader(self._weights)
+                collect(env, weights, _ThreadSink(self, worker), _ThreadContext(self, worker))
                 with self._changed:
-                    self._left = RuntimeError(f"collector {worker} returned before the run ended")
+                    self._early_return = RuntimeError(f"collector {worker} returned before the run ended")
                     self._changed.notify_all()
             finally:
                 env.close()
@@ -153,30 +169,16 @@ class InProcess:
                 self._error = error
                 self._changed.notify_all()
 
-    def _begin(self, worker: int) -> _Rollout:
+    def _start_rollout(self, worker: int) -> _Rollout:
         begin = time.monotonic_ns()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._credits[worker] > 0)
             if self._stopped:
                 raise Stopped("the run has ended")
             self._credits[worker] -= 1
-            self._begun.append((worker, self._weights.version))
-            self._told["wait_ns"] += time.monotonic_ns() - begin
+            self._started.append((worker, self._weights.version))
+            self._counters["wait_ns"] += time.monotonic_ns() - begin
         return _Rollout(self._layout, self, worker)
-
-    def _give_up(self, rollout: _Rollout) -> None:
-        with self._changed:
-            self._credits[rollout.writer] += 1
-            self._forget(rollout.writer, last=True)
-
-    def _forget(self, worker: int, *, last: bool = False) -> None:
-        places = [place for place, (owner, _) in enumerate(self._begun) if owner == worker]
-        del self._begun[places[-1 if last else 0]]
-
-    def owes(self, version: int) -> bool:
-        """Whether a rollout that was begun with this version or an older one is still to come."""
-        with self._changed:
-            return any(begun <= version for _, begun in self._begun)
 
     def _commit(self, rollout: _Rollout) -> None:
         with self._changed:
@@ -184,39 +186,66 @@ class InProcess:
             self._ready.append(rollout)
             self._changed.notify_all()
 
-    def take(self, timeout: float | None = None) -> _Rollout:
+    def _abandon(self, rollout: _Rollout) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ready or self._error or self._left, timeout):
+            self._credits[rollout.writer] += 1
+            self._remove_started(rollout.writer, newest=True)
+
+    def _remove_started(self, worker: int, *, newest: bool = False) -> None:
+        indices = [index for index, (owner, _) in enumerate(self._started) if owner == worker]
+        del self._started[indices[-1 if newest else 0]]
+
+    # ---------------------------------------------------------------------------------------------------- for learners
+
+    def take(self, timeout: float | None = None) -> _Rollout:
+        """Take the oldest rollout; ``WaitTimeout`` after ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._ready or self._error or self._early_return, timeout):
                 raise WaitTimeout(f"waited {timeout:g} s for a rollout")
             if self._error is not None:
                 raise self._error
-            if not self._ready and self._left is not None:
-                raise self._left
+            if not self._ready and self._early_return is not None:
+                raise self._early_return
             rollout = self._ready.popleft()
-            self._forget(rollout.writer)
-            self._spent[rollout.writer] += 1
+            self._remove_started(rollout.writer)
+            self._uncredited[rollout.writer] += 1
             return rollout
 
-    def pay_back(self) -> None:
+    def has_older_than(self, version: int) -> bool:
+        """Return whether a rollout that was started with ``version`` or an older one has not been taken yet."""
         with self._changed:
-            for worker, many in enumerate(self._spent):
-                self._credits[worker] += many
-            self._spent = [0] * self.count
+            return any(started <= version for _, started in self._started)
+
+    def return_credits(self) -> None:
+        """Let collectors start one new rollout for each one taken since the last call."""
+        with self._changed:
+            for worker, count in enumerate(self._uncredited):
+                self._credits[worker] += count
+            self._uncredited = [0] * self.count
             self._changed.notify_all()
 
     def check(self) -> None:
+        """Raise the exception of a collector that raised."""
         if self._error is not None:
             raise self._error
 
     @property
     def pids(self) -> dict[int, int]:
+        """Empty: threads have no process of their own."""
         return {}
 
     def counters(self) -> dict[str, int]:
-        rollouts = sum(self._committed)
-        return {**self._told, "rollouts": rollouts, "restarts": 0, "collectors": self.count, "unread": len(self._ready)}
+        """Return counts since the start, summed over all collectors."""
+        return {
+            **self._counters,
+            "rollouts": sum(self._committed),
+            "restarts": 0,
+            "collectors": self.count,
+            "unread": len(self._ready),
+        }
 
     def close(self) -> None:
+        """Stop the collectors; wait for them at most 2 seconds. Calling it again has no effect."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,4 +1,9 @@
-"""Gymnasium spaces in shared memory: which arrays a space takes, and how its values go in and out."""
+"""Gymnasium spaces in shared memory.
+
+``create_shared_memory``, ``read_from_shared_memory`` and ``write_to_shared_memory`` have the interface of
+``gymnasium.vector.utils``. ``fields_of`` and ``column_of`` are the layer below: the fields of a layout that hold values
+of a space, and a ``Column`` that writes and reads the values. ``Capacity`` declares the largest graph or sequence.
+"""
 
 from memlane.spaces import arrays as arrays
 from memlane.spaces import dynamic as dynamic

@@ -1,4 +1,4 @@
-"""Columns of Box, Discrete, MultiDiscrete and MultiBinary: one plain array each."""
+"""Columns of Box, Discrete, MultiDiscrete and MultiBinary spaces: each is a single array."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core.layout import FieldSpec
-from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.casting import as_array, cast
-from memlane.spaces.column import Checked, Column, Rows, column_of, fields_of, find
-from memlane.spaces.paths import BARE
+from memlane.spaces.capacity import Capacities, split_capacity
+from memlane.spaces.casting import as_array, checked_cast
+from memlane.spaces.column import CheckedBatch, Column, RowIndices, column_of, fields_of, find_array
+from memlane.spaces.paths import ROOT_NAME
 
 # A string, because these classes are not generic in every version of Gymnasium.
 Plain: TypeAlias = "Box | Discrete[Any] | MultiDiscrete[Any] | MultiBinary"
 
 
 class ArrayColumn(Column):
-    """Box. Its bounds are not checked, as Gymnasium does not."""
+    """Box. Its bounds are not checked, as in Gymnasium."""
 
     rows: NDArray[Any]
 
@@ -30,51 +30,52 @@ class ArrayColumn(Column):
         self.rows = rows
         self._dtype = rows.dtype
         self._shape = rows.shape[1:]
-        self._all: _native.ColumnWriter | None = None
+        self._writer: _native.ColumnWriter | None = None
+        """Writes all rows at once."""
 
-    def fill(self, values: Any) -> bool:
-        if self._all is None:
+    def try_write_all(self, values: Any) -> bool:
+        if self._writer is None:
             if not (self.rows.flags.c_contiguous and self.rows.flags.writeable):
                 return False
-            self._all = _native.ColumnWriter(self._description(self.rows[np.newaxis]))
-        return self._all.store(values)
+            self._writer = _native.ColumnWriter(self._description(self.rows[np.newaxis]))
+        return self._writer.store(values)
 
     def _description(self, rows: NDArray[Any]) -> tuple[Any, ...]:
-        """Of these rows, for the native side."""
+        """The description of ``rows`` that the native ``ColumnWriter`` takes."""
         return ("array", rows)
 
     def write(self, index: int, value: Any) -> None:
         if not 0 <= index < self.n:
-            raise self._no_row(index)
-        # As in convert, without the call.
+            raise self._row_error(index)
+        # The same check as in convert, without the call.
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
             self.rows[index] = value
         else:
             self.rows[index] = self.convert(value)
 
     def convert(self, value: Any) -> NDArray[Any]:
-        # Most values are what they should be.
+        # The common case: nothing to convert.
         if type(value) is np.ndarray and value.dtype == self._dtype and value.shape == self._shape:
             return value
         array = as_array(value, self.path, self._shape, self._dtype)
         if array.shape != self._shape:
             raise ValueError(f"at {self.path!r}: expected shape {self._shape}, found {array.shape}")
-        return cast(array, self._dtype, self.path)
+        return checked_cast(array, self._dtype, self.path)
 
     def store(self, index: int, content: Any) -> None:
         self.rows[index] = content
 
     def load(self, index: int, copy: bool) -> Any:
-        row = self.rows[index, ...]  # an array also if the shape is ()
+        row = self.rows[index, ...]  # an array even if the shape is ()
         return row.copy() if copy else row
 
-    def convert_batch(self, values: Any) -> Checked:
+    def convert_batch(self, values: Any) -> CheckedBatch:
         array = as_array(values, self.path, ("count", *self._shape), self._dtype)
         if array.shape[1:] != self._shape or not array.ndim:
-            if not array.size and array.ndim == 1:  # an empty list cannot show the shape of what is not in it
-                return Checked(0, self.rows[:0])
+            if not array.size and array.ndim == 1:  # an empty list has no information about shape
+                return CheckedBatch(0, self.rows[:0])
             raise ValueError(f"at {self.path!r}: expected shape (count, *{list(self._shape)}), found {array.shape}")
-        return Checked(len(array), cast(array, self._dtype, self.path))
+        return CheckedBatch(len(array), checked_cast(array, self._dtype, self.path))
 
     def store_batch(self, begin: int, content: Any) -> None:
         self.rows[begin : begin + len(content)] = content
@@ -83,57 +84,57 @@ class ArrayColumn(Column):
         view = self.rows[begin:end]
         return view.copy() if copy else view
 
-    def store_rows(self, rows: Rows, content: Any) -> None:
+    def store_rows(self, rows: RowIndices, content: Any) -> None:
         self.rows[rows] = content
 
-    def load_rows(self, rows: Rows) -> NDArray[Any]:
-        found: NDArray[Any] = self.rows[rows]
-        return found
+    def load_rows(self, rows: RowIndices) -> NDArray[Any]:
+        selected: NDArray[Any] = self.rows[rows]
+        return selected
 
 
 class RangeColumn(ArrayColumn):
-    """MultiDiscrete and MultiBinary: whole numbers between two bounds, both included."""
+    """MultiDiscrete and MultiBinary: integers between two inclusive bounds."""
 
     def __init__(self, space: Plain, rows: NDArray[Any], path: str, low: Any, high: Any) -> None:
         super().__init__(space, rows, path)
         self._low = low
         self._high = high
-        self._one_range = type(low) is int and type(high) is int and rows.dtype == np.int64
-        """Whether it is the same for all numbers, and the native side can look at it."""
+        self._same_bounds = type(low) is int and type(high) is int and rows.dtype == np.int64
+        """Whether all elements have the same bounds and a dtype that native code can check."""
 
     def write(self, index: int, value: Any) -> None:
         if not 0 <= index < self.n:
-            raise self._no_row(index)
+            raise self._row_error(index)
         self.rows[index] = self.convert(value)
 
-    def fill(self, values: Any) -> bool:
-        return self._one_range and super().fill(values)
+    def try_write_all(self, values: Any) -> bool:
+        return self._same_bounds and super().try_write_all(values)
 
     def _description(self, rows: NDArray[Any]) -> tuple[Any, ...]:
-        return ("wholes", rows, self._low, self._high)
+        return ("integers", rows, self._low, self._high)
 
     def convert(self, value: Any) -> NDArray[Any]:
         return self._in_range(super().convert(value))
 
-    def convert_batch(self, values: Any) -> Checked:
+    def convert_batch(self, values: Any) -> CheckedBatch:
         count, array = super().convert_batch(values)
-        return Checked(count, self._in_range(array))
+        return CheckedBatch(count, self._in_range(array))
 
     def _in_range(self, array: NDArray[Any]) -> NDArray[Any]:
-        # 0.2 us where numpy takes 3; a step of few environments takes 10.
-        if self._one_range and _native.all_within(array, self._low, self._high):
+        # 0.2 us instead of numpy's 3; a whole step of a few environments takes 10.
+        if self._same_bounds and _native.all_within(array, self._low, self._high):
             return array
-        # Two counts cost half of what (... | ...).any() does on the few numbers that an action has.
+        # For arrays as small as an action, two counts take half the time of (... | ...).any().
         if np.count_nonzero(array < self._low) or np.count_nonzero(array > self._high):
-            wrong = (array < self._low) | (array > self._high)
-            low, high = (np.broadcast_to(bound, array.shape)[wrong].flat[0] for bound in (self._low, self._high))
-            where = f" at index {np.argwhere(wrong)[0].tolist()}" if array.ndim else ""
-            raise ValueError(f"at {self.path!r}: expected {low} to {high}, found {array[wrong].flat[0]}{where}")
+            outside = (array < self._low) | (array > self._high)
+            low, high = (np.broadcast_to(bound, array.shape)[outside].flat[0] for bound in (self._low, self._high))
+            where = f" at index {np.argwhere(outside)[0].tolist()}" if array.ndim else ""
+            raise ValueError(f"at {self.path!r}: expected {low} to {high}, found {array[outside].flat[0]}{where}")
         return array
 
 
 class DiscreteColumn(RangeColumn):
-    """Discrete: one whole number per row."""
+    """Discrete: one integer per row."""
 
     def __init__(self, space: Discrete[Any], rows: NDArray[Any], path: str) -> None:
         low = int(space.start)
@@ -142,7 +143,7 @@ class DiscreteColumn(RangeColumn):
 
     def write(self, index: int, value: Any) -> None:
         if not 0 <= index < self.n:
-            raise self._no_row(index)
+            raise self._row_error(index)
         kind = type(value)
         if (kind is int or kind is self._scalar) and self._low <= value <= self._high:
             self.rows[index] = value
@@ -155,7 +156,7 @@ class DiscreteColumn(RangeColumn):
     def convert(self, value: Any) -> Any:
         kind = type(value)
         if kind is int or kind is self._scalar:
-            # Before numpy sees it: it makes an object of an int that is too large.
+            # Checked before numpy: an int that is too large would become an object array.
             if not self._low <= value <= self._high:
                 raise ValueError(f"at {self.path!r}: expected {self._low} to {self._high}, found {value}")
             return value
@@ -167,8 +168,8 @@ class DiscreteColumn(RangeColumn):
 @fields_of.register(MultiDiscrete)
 @fields_of.register(MultiBinary)
 def _array_fields(space: Plain, n: int, capacity: Capacities = None, prefix: str = "") -> dict[str, FieldSpec]:
-    split(capacity, [], prefix or BARE)
-    return {prefix or BARE: _spec(space, n)}
+    split_capacity(capacity, [], prefix or ROOT_NAME)
+    return {prefix or ROOT_NAME: _spec(space, n)}
 
 
 @column_of.register(Box)
@@ -189,7 +190,7 @@ def _multi_discrete_column(space: MultiDiscrete[Any], arrays: Mapping[str, NDArr
 @column_of.register(MultiBinary)
 def _multi_binary_column(space: MultiBinary, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
     rows = _rows(space, arrays, prefix)
-    low = np.zeros(rows.shape[1:], rows.dtype)  # arrays, because they compare in half the time of numbers
+    low = np.zeros(rows.shape[1:], rows.dtype)  # arrays: comparing with them takes half the time of scalars
     return RangeColumn(space, rows, prefix, low, low + 1)
 
 
@@ -199,4 +200,4 @@ def _spec(space: Plain, n: int) -> FieldSpec:
 
 
 def _rows(space: Plain, arrays: Mapping[str, NDArray[Any]], prefix: str) -> NDArray[Any]:
-    return find(arrays, prefix or BARE, _spec(space, 0))
+    return find_array(arrays, prefix or ROOT_NAME, _spec(space, 0))

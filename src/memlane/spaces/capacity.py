@@ -1,9 +1,9 @@
-"""Capacity: how much room a value of changing size gets. Graphs and sequences have none of their own.
+"""Capacity: the largest size of a Graph or Sequence value. These spaces do not declare one, but shared memory needs it.
 
-One ``Capacity`` holds for every graph and sequence in a space. A mapping from path to ``Capacity`` tells them apart;
-the path ``""`` is the space itself, ``"items"`` what a sequence is made of.
+A single ``Capacity`` applies to every graph and sequence in a space. A mapping from path to ``Capacity`` gives each its
+own; the path ``""`` is the space itself, ``"items"`` the feature space of a sequence.
 
-    >>> split({"cam.points": Capacity(items=8)}, ["cam", "pose"], "")
+    >>> split_capacity({"cam.points": Capacity(items=8)}, ["cam", "pose"], "")
     [{'points': Capacity(items=8, nodes=None, edges=None)}, {}]
 """
 
@@ -15,46 +15,55 @@ from typing import Any, TypeAlias
 
 from gymnasium.spaces import Space
 
+from memlane.core.suggestions import did_you_mean
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The most that one value may have: ``items`` of a Sequence, ``nodes`` and ``edges`` of a Graph."""
+    """The largest size of one Sequence or Graph value."""
 
     items: int | None = None
+    """Items of a Sequence."""
     nodes: int | None = None
+    """Nodes of a Graph."""
     edges: int | None = None
+    """Edges of a Graph."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            found = getattr(self, field.name)
-            if found is not None and (not isinstance(found, int) or found < 0):
-                raise ValueError(f"Capacity({field.name}=...) must be a whole number of at least 0, found {found!r}")
+            value = getattr(self, field.name)
+            if value is not None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"Capacity({field.name}=...) must be an integer of at least 0, found {value!r}")
 
 
 Capacities: TypeAlias = Capacity | Mapping[str, Capacity] | None
+"""One capacity for all graphs and sequences in a space, or one for each path."""
 
 
-def split(capacity: Capacities, names: Iterable[str], path: str, *, own: bool = False) -> list[Capacities]:
-    """The capacities as each of the parts ``names`` sees them. A path that leads nowhere is an error, not ignored;
-    ``own`` says whether the space can have a capacity itself."""
+def split_capacity(capacity: Capacities, names: Iterable[str], path: str, *, own: bool = False) -> list[Capacities]:
+    """The capacities of each of the subspaces ``names``, with paths relative to it.
+
+    ``path`` is the space's own path, for error messages. ``own`` says whether the space itself can have a capacity. A
+    capacity for a subspace that does not exist is an error.
+    """
     names = list(names)
     if not isinstance(capacity, Mapping):
         return [capacity] * len(names)
-    parts: dict[str, dict[str, Capacity]] = {name: {} for name in names}
+    by_name: dict[str, dict[str, Capacity]] = {name: {} for name in names}
     for where, declared in capacity.items():
         head, _, rest = where.partition(".")
-        if where and head in parts:
-            parts[head][rest] = declared
+        if where and head in by_name:
+            by_name[head][rest] = declared
         elif where or not own:
             raise KeyError(
-                f"at {path!r}: a capacity is declared for {where!r}, but no graph or sequence is there; "
-                f"the parts are {names}"
+                f"at {path!r}: a capacity is declared for {where!r}, but there is no graph or sequence; "
+                f"the subspaces are {names}{did_you_mean(head, names)}"
             )
-    return list(parts.values())
+    return list(by_name.values())
 
 
-def room(capacity: Capacities, space: Space[Any], what: str) -> int:
-    """How many ``what`` a value of ``space`` may have. Gymnasium's error if nobody said."""
+def declared_capacity(capacity: Capacities, space: Space[Any], what: str) -> int:
+    """The declared number of ``what`` ("items", "nodes" or "edges"). Without one, Gymnasium's error is raised."""
     own = capacity.get("") if isinstance(capacity, Mapping) else capacity
     declared: int | None = getattr(own, what, None)
     if declared is not None:

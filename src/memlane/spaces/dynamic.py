@@ -1,4 +1,4 @@
-"""Columns of Sequence and Graph: room for the declared number of items in each row, and how many are in use."""
+"""Columns of Sequence and Graph spaces: each row has space for the declared capacity, and the count in use."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from gymnasium.spaces import Graph, GraphInstance, Sequence, Space
 from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
-from memlane.spaces.capacity import Capacities, room, split
-from memlane.spaces.casting import as_array, cast
-from memlane.spaces.column import Column, SinglesColumn, column_of, fields_of, find
+from memlane.core.suggestions import did_you_mean
+from memlane.spaces.capacity import Capacities, declared_capacity, split_capacity
+from memlane.spaces.casting import as_array, checked_cast
+from memlane.spaces.column import Column, PerRowColumn, column_of, fields_of, find_array
 from memlane.spaces.nested import check_length
-from memlane.spaces.paths import BARE, join
+from memlane.spaces.paths import ROOT_NAME, join_path
 
 _INT64 = np.dtype(np.int64)
 _LINK = np.dtype(np.int32)
 
 
 class Arena:
-    """A column in which every row of another column owns ``capacity`` rows, the first of them in use."""
+    """The storage of a column whose values vary in size: ``capacity`` rows of an inner column for each outer row.
+
+    ``counts[row]`` of them are in use, from the first on.
+    """
 
     def __init__(self, space: Space[Any], arrays: Mapping[str, NDArray[Any]], path: str, counts: NDArray[Any]) -> None:
         own = {name: array for name, array in arrays.items() if name == path or name.startswith(f"{path}.")}
         if not own:
-            raise KeyError(f"there is no array {path!r}; the arrays are {list(arrays)}")
+            raise KeyError(f"there is no array {path!r}; the arrays are {list(arrays)}{did_you_mean(path, arrays)}")
         self.capacity: int = next(iter(own.values())).shape[1]
         self.column = column_of(space, {name: _flat(name, array) for name, array in own.items()}, path)
         self.counts = counts
@@ -34,10 +38,13 @@ class Arena:
 
     def check(self, count: int, what: str) -> None:
         if count > self.capacity:
-            raise ValueError(f"at {self.path!r}: {count} {what} needed, but the capacity declared is {self.capacity}")
+            raise ValueError(
+                f"at {self.path!r}: {count} {what} needed, but the capacity declared is {self.capacity}; "
+                "declare a larger Capacity"
+            )
 
     def convert(self, values: Any, what: str) -> tuple[int, Any]:
-        """A batch of items, checked, and how many."""
+        """Check a batch of items; return their count and the content to store."""
         count, content = self.column.convert_batch(values)
         self.check(count or 0, what)
         return count or 0, content
@@ -51,8 +58,8 @@ class Arena:
         return self.column.load_batch(begin, begin + int(self.counts[index]), copy)
 
 
-class SequenceColumn(SinglesColumn):
-    """Sequence, of which one value is a tuple of items."""
+class SequenceColumn(PerRowColumn):
+    """Sequence; a value is a tuple of items."""
 
     def __init__(self, space: Sequence, arena: Arena, path: str) -> None:
         super().__init__(space, len(arena.counts), path)
@@ -76,7 +83,7 @@ class SequenceColumn(SinglesColumn):
 
 
 class StackedSequenceColumn(SequenceColumn):
-    """Sequence with ``stack=True``, of which one value is a batch of items."""
+    """Sequence with ``stack=True``; a value is a batch of items."""
 
     def convert(self, value: Any) -> Any:
         return self._arena.convert(value, "items")
@@ -88,8 +95,8 @@ class StackedSequenceColumn(SequenceColumn):
         return self._arena.load(index, copy)
 
 
-class GraphColumn(SinglesColumn):
-    """Graph: nodes, and unless there are none, edges with a link of two nodes each."""
+class GraphColumn(PerRowColumn):
+    """Graph: nodes, and if the space has edges, for each edge its value and the two nodes that it links."""
 
     def __init__(self, space: Graph, nodes: Arena, edges: Arena | None, arrays: list[NDArray[Any]], path: str) -> None:
         super().__init__(space, len(nodes.counts), path)
@@ -112,14 +119,14 @@ class GraphColumn(SinglesColumn):
         return checked_nodes, checked_edges, self._convert_links(links, checked_edges[0], checked_nodes[0])
 
     def _convert_links(self, links: Any, edges: int, nodes: int) -> NDArray[Any]:
-        path = join(self.path, "edge_links")
+        path = join_path(self.path, "edge_links")
         array = as_array(links, path, (edges, 2), _LINK)
         if array.shape != (edges, 2):
             raise ValueError(f"at {path!r}: expected shape {(edges, 2)}, two nodes per edge, found {array.shape}")
-        array = cast(array, _LINK, path)
-        wrong = (array < 0) | (array >= nodes)
-        if wrong.any():
-            raise ValueError(f"at {path!r}: expected links between {nodes} nodes, found {array[wrong].flat[0]}")
+        array = checked_cast(array, _LINK, path)
+        outside = (array < 0) | (array >= nodes)
+        if outside.any():
+            raise ValueError(f"at {path!r}: expected links between {nodes} nodes, found {array[outside].flat[0]}")
         return array
 
     def store(self, index: int, content: Any) -> None:
@@ -141,54 +148,54 @@ class GraphColumn(SinglesColumn):
 
 @fields_of.register(Sequence)
 def _sequence_fields(space: Sequence, n: int, capacity: Capacities = None, prefix: str = "") -> dict[str, FieldSpec]:
-    items = room(capacity, space, "items")
-    (declared,) = split(capacity, ["items"], prefix or BARE, own=True)
+    items = declared_capacity(capacity, space, "items")
+    (declared,) = split_capacity(capacity, ["items"], prefix or ROOT_NAME, own=True)
     return {
-        join(prefix, "count"): (_INT64, (n,)),
-        **_arena_fields(space.feature_space, n, items, declared, join(prefix, "items")),
+        join_path(prefix, "count"): (_INT64, (n,)),
+        **_arena_fields(space.feature_space, n, items, declared, join_path(prefix, "items")),
     }
 
 
 @fields_of.register(Graph)
 def _graph_fields(space: Graph, n: int, capacity: Capacities = None, prefix: str = "") -> dict[str, FieldSpec]:
-    nodes = room(capacity, space, "nodes")
-    of_nodes, of_edges = split(capacity, ["nodes", "edges"], prefix or BARE, own=True)
+    nodes = declared_capacity(capacity, space, "nodes")
+    node_capacity, edge_capacity = split_capacity(capacity, ["nodes", "edges"], prefix or ROOT_NAME, own=True)
     fields: dict[str, FieldSpec] = {
-        join(prefix, "node_count"): (_INT64, (n,)),
-        **_arena_fields(space.node_space, n, nodes, of_nodes, join(prefix, "nodes")),
+        join_path(prefix, "node_count"): (_INT64, (n,)),
+        **_arena_fields(space.node_space, n, nodes, node_capacity, join_path(prefix, "nodes")),
     }
     if space.edge_space is not None:
-        edges = room(capacity, space, "edges")
-        fields[join(prefix, "edge_count")] = (_INT64, (n,))
-        fields |= _arena_fields(space.edge_space, n, edges, of_edges, join(prefix, "edges"))
-        # Memory begins as zeros, and a graph without edges is what Gymnasium's samples are without them: None.
-        fields[join(prefix, "has_edges")] = (np.dtype(bool), (n,))
-        fields[join(prefix, "links")] = (_LINK, (n, edges, 2))
+        edges = declared_capacity(capacity, space, "edges")
+        fields[join_path(prefix, "edge_count")] = (_INT64, (n,))
+        fields |= _arena_fields(space.edge_space, n, edges, edge_capacity, join_path(prefix, "edges"))
+        # In zeroed memory this is False: edges are None, as in a sample of Gymnasium without edges.
+        fields[join_path(prefix, "has_edges")] = (np.dtype(bool), (n,))
+        fields[join_path(prefix, "links")] = (_LINK, (n, edges, 2))
     return fields
 
 
 @column_of.register(Sequence)
 def _sequence_column(space: Sequence, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
-    counts = find(arrays, join(prefix, "count"), (_INT64, (0,)))
-    arena = Arena(space.feature_space, arrays, join(prefix, "items"), counts)
+    counts = find_array(arrays, join_path(prefix, "count"), (_INT64, (0,)))
+    arena = Arena(space.feature_space, arrays, join_path(prefix, "items"), counts)
     return (StackedSequenceColumn if space.stack else SequenceColumn)(space, arena, prefix)
 
 
 @column_of.register(Graph)
 def _graph_column(space: Graph, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
-    counts = find(arrays, join(prefix, "node_count"), (_INT64, (0,)))
-    nodes = Arena(space.node_space, arrays, join(prefix, "nodes"), counts)
+    counts = find_array(arrays, join_path(prefix, "node_count"), (_INT64, (0,)))
+    nodes = Arena(space.node_space, arrays, join_path(prefix, "nodes"), counts)
     if space.edge_space is None:
         return GraphColumn(space, nodes, None, [], prefix)
-    counts = find(arrays, join(prefix, "edge_count"), (_INT64, (0,)))
-    edges = Arena(space.edge_space, arrays, join(prefix, "edges"), counts)
-    has_edges = find(arrays, join(prefix, "has_edges"), (bool, (0,)))
-    links = find(arrays, join(prefix, "links"), (_LINK, (0, edges.capacity, 2)))
+    counts = find_array(arrays, join_path(prefix, "edge_count"), (_INT64, (0,)))
+    edges = Arena(space.edge_space, arrays, join_path(prefix, "edges"), counts)
+    has_edges = find_array(arrays, join_path(prefix, "has_edges"), (bool, (0,)))
+    links = find_array(arrays, join_path(prefix, "links"), (_LINK, (0, edges.capacity, 2)))
     return GraphColumn(space, nodes, edges, [has_edges, links], prefix)
 
 
 def _arena_fields(space: Space[Any], n: int, capacity: int, declared: Capacities, path: str) -> dict[str, FieldSpec]:
-    """The fields of ``n * capacity`` values of ``space``, with ``n`` as a dimension of its own."""
+    """The fields of ``n * capacity`` values of ``space``, with shape ``(n, capacity, ...)``."""
     fields: dict[str, FieldSpec] = {}
     for name, (dtype, shape) in fields_of(space, n * capacity, declared, path).items():
         _, *inner = (shape,) if isinstance(shape, int) else shape
@@ -197,9 +204,9 @@ def _arena_fields(space: Space[Any], n: int, capacity: int, declared: Capacities
 
 
 def _flat(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """``array`` with its first two dimensions as one, over the same memory."""
+    """``array`` with its first two dimensions merged, over the same memory."""
     n, capacity, *inner = array.shape
     flat = array.reshape(n * capacity, *inner)
     if array.size and not np.may_share_memory(flat, array):
-        raise ValueError(f"array {name!r} must be contiguous, so that its rows can be counted through")
+        raise ValueError(f"array {name!r} must be contiguous, found strides {list(array.strides)}")
     return flat

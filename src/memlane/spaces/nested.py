@@ -1,4 +1,4 @@
-"""Columns of Dict, Tuple and OneOf: a column for each of their parts."""
+"""Columns of Dict, Tuple and OneOf spaces: one column for each subspace."""
 
 from __future__ import annotations
 
@@ -12,88 +12,92 @@ from gymnasium.spaces import Dict, OneOf, Space, Tuple
 from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
-from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Checked, Column, Rows, SinglesColumn, column_of, fields_of, find
-from memlane.spaces.paths import BARE, join, step
+from memlane.core.suggestions import did_you_mean
+from memlane.spaces.capacity import Capacities, split_capacity
+from memlane.spaces.column import CheckedBatch, Column, PerRowColumn, RowIndices, column_of, fields_of, find_array
+from memlane.spaces.paths import ROOT_NAME, escape_key, join_path
 
-# A space with no parts still has rows: a byte for each, so that a column knows how many.
-_NOTHING = "~nothing"
+# A space without subspaces still has rows: one byte for each, from which a column knows their number.
+_EMPTY = "~empty"
 _CHOICE = "choice"
 
 
-class PartsColumn(Column):
-    """Dict and Tuple. Subclasses say how a value is taken apart and put together."""
+class CompositeColumn(Column):
+    """Dict and Tuple. Subclasses split a value into the values of the subspaces, and join them."""
+
+    parts: tuple[Column, ...]
+    """The columns of the subspaces, in order."""
 
     def __init__(self, space: Space[Any], parts: Collection[Column], n: int, path: str) -> None:
         super().__init__(space, n, path)
         self.parts = tuple(parts)
 
     @abstractmethod
-    def take_apart(self, value: Any) -> Collection[Any]:
-        """The values of the parts, in their order."""
+    def split_value(self, value: Any) -> Collection[Any]:
+        """Check ``value`` and return the values of the subspaces, in order. Accepts a batch as well."""
 
     @abstractmethod
-    def put_together(self, values: Collection[Any]) -> Any:
-        """The value that has these parts."""
+    def join_values(self, values: Collection[Any]) -> Any:
+        """The value, or batch, with these values of the subspaces."""
 
     def convert(self, value: Any) -> list[Any]:
-        return [part.convert(one) for part, one in zip(self.parts, self.take_apart(value), strict=True)]
+        return [part.convert(item) for part, item in zip(self.parts, self.split_value(value), strict=True)]
 
     def store(self, index: int, content: Any) -> None:
-        for part, one in zip(self.parts, content, strict=True):
-            part.store(index, one)
+        for part, item in zip(self.parts, content, strict=True):
+            part.store(index, item)
 
     def load(self, index: int, copy: bool) -> Any:
-        return self.put_together([part.load(index, copy) for part in self.parts])
+        return self.join_values([part.load(index, copy) for part in self.parts])
 
-    def convert_batch(self, values: Any) -> Checked:
-        batches = [part.convert_batch(one) for part, one in zip(self.parts, self.take_apart(values), strict=True)]
+    def convert_batch(self, values: Any) -> CheckedBatch:
+        batches = [part.convert_batch(item) for part, item in zip(self.parts, self.split_value(values), strict=True)]
         sizes = {part.path: batch.size for part, batch in zip(self.parts, batches, strict=True)}
         known = {size for size in sizes.values() if size is not None}
         if len(known) > 1:
-            raise ValueError(f"at {self.path!r}: expected as many values in every part, found {sizes}")
-        return Checked(known.pop() if known else None, [batch.content for batch in batches])
+            raise ValueError(f"at {self.path!r}: expected the same number of values in every subspace, found {sizes}")
+        return CheckedBatch(known.pop() if known else None, [batch.content for batch in batches])
 
     def store_batch(self, begin: int, content: Any) -> None:
-        for part, one in zip(self.parts, content, strict=True):
-            part.store_batch(begin, one)
+        for part, item in zip(self.parts, content, strict=True):
+            part.store_batch(begin, item)
 
     def load_batch(self, begin: int, end: int, copy: bool) -> Any:
-        return self.put_together([part.load_batch(begin, end, copy) for part in self.parts])
+        return self.join_values([part.load_batch(begin, end, copy) for part in self.parts])
 
-    def store_rows(self, rows: Rows, content: Any) -> None:
-        for part, one in zip(self.parts, content, strict=True):
-            part.store_rows(rows, one)
+    def store_rows(self, rows: RowIndices, content: Any) -> None:
+        for part, item in zip(self.parts, content, strict=True):
+            part.store_rows(rows, item)
 
-    def load_rows(self, rows: Rows) -> Any:
-        return self.put_together([part.load_rows(rows) for part in self.parts])
+    def load_rows(self, rows: RowIndices) -> Any:
+        return self.join_values([part.load_rows(rows) for part in self.parts])
 
 
-class DictColumn(PartsColumn):
+class DictColumn(CompositeColumn):
     def __init__(self, space: Dict, parts: Collection[Column], n: int, path: str) -> None:
         super().__init__(space, parts, n, path)
         self._keys = space.spaces.keys()
 
-    def take_apart(self, value: Any) -> Collection[Any]:
+    def split_value(self, value: Any) -> Collection[Any]:
         if type(value) is not dict or value.keys() != self._keys:
             check_keys(value, self._keys, self.path)
         return [value[key] for key in self._keys]
 
-    def put_together(self, values: Collection[Any]) -> dict[Any, Any]:
+    def join_values(self, values: Collection[Any]) -> dict[Any, Any]:
         return dict(zip(self._keys, values, strict=True))
 
 
-class TupleColumn(PartsColumn):
-    def take_apart(self, value: Any) -> Collection[Any]:
+class TupleColumn(CompositeColumn):
+    def split_value(self, value: Any) -> Collection[Any]:
         check_length(value, len(self.parts), self.path)
         return value  # type: ignore[no-any-return]
 
-    def put_together(self, values: Collection[Any]) -> tuple[Any, ...]:
+    def join_values(self, values: Collection[Any]) -> tuple[Any, ...]:
         return tuple(values)
 
 
-class OneOfColumn(SinglesColumn):
-    """Each row has room for every alternative, and says which one it holds."""
+class OneOfColumn(PerRowColumn):
+    """OneOf: each row has space for a value of every alternative, and the number of the one that it holds."""
 
     def __init__(self, space: OneOf[Any], choices: NDArray[Any], parts: Collection[Column], path: str) -> None:
         super().__init__(space, len(choices), path)
@@ -101,12 +105,12 @@ class OneOfColumn(SinglesColumn):
         self._parts = tuple(parts)
 
     def convert(self, value: Any) -> tuple[int, Any]:
-        choice, one = check_choice(value, len(self._parts), self.path)
-        return choice, self._parts[choice].convert(one)
+        choice, item = check_choice(value, len(self._parts), self.path)
+        return choice, self._parts[choice].convert(item)
 
     def store(self, index: int, content: Any) -> None:
-        choice, one = content
-        self._parts[choice].store(index, one)
+        choice, item = content
+        self._parts[choice].store(index, item)
         self._choices[index] = choice
 
     def load(self, index: int, copy: bool) -> tuple[np.int64, Any]:
@@ -115,17 +119,18 @@ class OneOfColumn(SinglesColumn):
 
 
 def check_keys(value: Any, keys: Collection[Any], path: str) -> None:
-    """``value`` must have these keys and no others."""
+    """Raise unless ``value`` is a mapping with exactly these keys."""
     if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"at {path!r}: expected a dict with the keys {list(keys)}, found {type(value).__name__}")
     if value.keys() != keys:
         missing = [key for key in keys if key not in value]
         unknown = [key for key in value if key not in keys]
-        raise KeyError(f"at {path!r}: expected the keys {list(keys)}; {missing=}, {unknown=}")
+        hint = did_you_mean(str(unknown[0]), map(str, missing)) if unknown and missing else ""
+        raise KeyError(f"at {path!r}: expected the keys {list(keys)}; {missing=}, {unknown=}{hint}")
 
 
 def check_length(value: Any, length: int, path: str) -> None:
-    """``value`` must be a tuple, or something like it, of that length."""
+    """Raise unless ``value`` is a tuple, list or array of this length."""
     if not isinstance(value, (tuple, list, np.ndarray)):
         raise TypeError(f"at {path!r}: expected a tuple of {length} values, found {type(value).__name__}")
     if len(value) != length:
@@ -133,24 +138,24 @@ def check_length(value: Any, length: int, path: str) -> None:
 
 
 def check_choice(value: Any, alternatives: int, path: str) -> tuple[int, Any]:
-    """``value`` must be a pair: which alternative, and a value of it."""
+    """Check that ``value`` is a pair of the number of an alternative and a value of it; return the pair."""
     check_length(value, 2, path)
     try:
         choice = operator.index(value[0])
     except TypeError:
         raise TypeError(
-            f"at {path!r}: expected (choice, value) with a whole number first, found {type(value[0]).__name__}"
+            f"at {path!r}: expected (choice, value) with an integer choice, found {type(value[0]).__name__}"
         ) from None
     if not 0 <= choice < alternatives:
         raise ValueError(f"at {path!r}: expected a choice from 0 to {alternatives - 1}, found {choice}")
     return choice, value[1]
 
 
-def parts_of(space: Dict | Tuple[Any] | OneOf[Any]) -> dict[str, Space[Any]]:
-    """The parts of a nested space by their step in a path."""
+def subspaces_of(space: Dict | Tuple[Any] | OneOf[Any]) -> dict[str, Space[Any]]:
+    """The subspaces of a nested space by their name in a path."""
     if isinstance(space, Dict):
-        return {step(key): part for key, part in space.spaces.items()}
-    return {str(index): part for index, part in enumerate(space.spaces)}
+        return {escape_key(key): subspace for key, subspace in space.spaces.items()}
+    return {str(index): subspace for index, subspace in enumerate(space.spaces)}
 
 
 @fields_of.register(Dict)
@@ -159,14 +164,15 @@ def parts_of(space: Dict | Tuple[Any] | OneOf[Any]) -> dict[str, Space[Any]]:
 def _nested_fields(
     space: Dict | Tuple[Any] | OneOf[Any], n: int, capacity: Capacities = None, prefix: str = ""
 ) -> dict[str, FieldSpec]:
-    parts = parts_of(space)
+    subspaces = subspaces_of(space)
     fields: dict[str, FieldSpec] = {}
     if isinstance(space, OneOf):
-        fields[join(prefix, _CHOICE)] = (np.dtype(np.int64), (n,))
-    elif not parts:
-        fields[join(prefix, _NOTHING)] = (np.dtype(np.uint8), (n,))
-    for (name, part), declared in zip(parts.items(), split(capacity, parts, prefix or BARE), strict=True):
-        fields |= fields_of(part, n, declared, join(prefix, name))
+        fields[join_path(prefix, _CHOICE)] = (np.dtype(np.int64), (n,))
+    elif not subspaces:
+        fields[join_path(prefix, _EMPTY)] = (np.dtype(np.uint8), (n,))
+    capacities = split_capacity(capacity, subspaces, prefix or ROOT_NAME)
+    for (name, subspace), declared in zip(subspaces.items(), capacities, strict=True):
+        fields |= fields_of(subspace, n, declared, join_path(prefix, name))
     return fields
 
 
@@ -174,15 +180,15 @@ def _nested_fields(
 @column_of.register(Tuple)
 def _parts_column(space: Dict | Tuple[Any], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
     parts = _columns(space, arrays, prefix)
-    n = parts[0].n if parts else len(find(arrays, join(prefix, _NOTHING), (np.uint8, (0,))))
+    n = parts[0].n if parts else len(find_array(arrays, join_path(prefix, _EMPTY), (np.uint8, (0,))))
     return DictColumn(space, parts, n, prefix) if isinstance(space, Dict) else TupleColumn(space, parts, n, prefix)
 
 
 @column_of.register(OneOf)
 def _one_of_column(space: OneOf[Any], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
-    choices = find(arrays, join(prefix, _CHOICE), (np.int64, (0,)))
+    choices = find_array(arrays, join_path(prefix, _CHOICE), (np.int64, (0,)))
     return OneOfColumn(space, choices, _columns(space, arrays, prefix), prefix)
 
 
 def _columns(space: Dict | Tuple[Any] | OneOf[Any], arrays: Mapping[str, NDArray[Any]], prefix: str) -> list[Column]:
-    return [column_of(part, arrays, join(prefix, name)) for name, part in parts_of(space).items()]
+    return [column_of(subspace, arrays, join_path(prefix, name)) for name, subspace in subspaces_of(space).items()]

@@ -1,7 +1,8 @@
-"""Columns of spaces that users registered with the shared-memory functions.
+"""Columns of custom spaces that users have registered with the shared-memory functions.
 
-A worker that unpickles such a space may never import the script that registered it, so the functions that write go with
-the column; and those that read, as the last observation of an environment that failed is looked up in the worker.
+A worker that unpickles such a space may not import the script that registered it. So a pickled column contains the
+registered functions: those that write, and those that read, because a worker reads the last observation of an
+environment that failed.
 """
 
 from __future__ import annotations
@@ -15,31 +16,33 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space, iterate
 
 from memlane.spaces.capacity import Capacities
-from memlane.spaces.column import Rows, SinglesColumn
+from memlane.spaces.column import PerRowColumn, RowIndices
 from memlane.spaces.shared_memory import (
-    batch_of,
-    by_row,
     create_with_capacity,
     read_from_shared_memory,
-    value_at,
+    take_batch,
+    take_value,
+    values_by_row,
     write_to_shared_memory,
 )
 
-_TRAVELLING: dict[str, Any] = {
+_PICKLED_REGISTRIES: dict[str, Any] = {
     "write": write_to_shared_memory,
     "read": read_from_shared_memory,
     "batch": batch_space,
     "iterate": iterate,
 }
-"""What a worker needs; the last two where a batch is neither an array nor a tuple."""
+"""The functions whose registrations a worker needs; the last two if a batch is neither an array nor a tuple."""
 
-Registered = dict[str, dict[type, Callable[..., Any]]]
+Registrations = dict[str, dict[type, Callable[..., Any]]]
 
 
-class RegisteredColumn(SinglesColumn):
-    """Memory that ``create_shared_memory`` made for a space with custom ones in it. Its values are checked by whoever
-    wrote the functions. Single values and batches of some rows are taken out of the batch that is read: see
-    ``shared_memory`` for what a custom space has to register for that."""
+class RegisteredColumn(PerRowColumn):
+    """A column over the memory of ``create_shared_memory``, for a space that is or contains a custom one.
+
+    The registered functions check the values. Single values and batches of some rows are taken from the batch of all
+    rows; see ``shared_memory`` for what a custom space must register for that.
+    """
 
     def __init__(self, space: Space[Any], memory: Any, n: int) -> None:
         super().__init__(space, n, "")
@@ -47,7 +50,7 @@ class RegisteredColumn(SinglesColumn):
 
     @classmethod
     def create(cls, space: Space[Any], n: int, capacity: Capacities = None) -> RegisteredColumn:
-        """``CustomSpaceError`` if nobody registered the space."""
+        """Create the memory and its column. Raises ``CustomSpaceError`` if a space is not registered."""
         return cls(space, create_with_capacity(space, n, mp, capacity), n)
 
     def convert(self, value: Any) -> Any:
@@ -57,47 +60,47 @@ class RegisteredColumn(SinglesColumn):
         write_to_shared_memory(self.space, index, content, self._memory)
 
     def load(self, index: int, copy: bool) -> Any:
-        value = value_at(self.space, by_row(self.space, self._all(), self.n), index)
+        value = take_value(self.space, values_by_row(self.space, self._read_all(), self.n), index)
         return deepcopy(value) if copy else value
 
-    def load_each(self) -> list[Any]:
-        """All values one by one, as copies. The batch is read once, where ``load`` reads it for each."""
-        values = by_row(self.space, deepcopy(self._all()), self.n)
-        return [value_at(self.space, values, index) for index in range(self.n)]
+    def load_values(self) -> list[Any]:
+        """All values as a list of copies. Reads the batch once, while ``load`` reads it on each call."""
+        values = values_by_row(self.space, deepcopy(self._read_all()), self.n)
+        return [take_value(self.space, values, index) for index in range(self.n)]
 
     def load_batch(self, begin: int, end: int, copy: bool) -> Any:
-        """Views only of all rows: a part is a copy whatever was asked for."""
+        """With ``copy=False``, a batch of all rows is a view; a batch of some rows is always a copy."""
         if (begin, end) != (0, self.n):
             return self.load_rows(range(begin, end))
-        batch = self._all()
+        batch = self._read_all()
         return deepcopy(batch) if copy else batch
 
-    def load_rows(self, rows: Rows) -> Any:
-        return deepcopy(batch_of(self.space, self._all(), rows, self.n))
+    def load_rows(self, rows: RowIndices) -> Any:
+        return deepcopy(take_batch(self.space, self._read_all(), rows, self.n))
 
-    def _all(self) -> Any:
+    def _read_all(self) -> Any:
         return read_from_shared_memory(self.space, self._memory, self.n)
 
     def __reduce__(self) -> tuple[object, ...]:
-        registered = {name: _of_users(function) for name, function in _TRAVELLING.items()}
-        return _rebuild, (registered, self.space, self._memory, self.n)
+        registrations = {name: _user_registrations(function) for name, function in _PICKLED_REGISTRIES.items()}
+        return _unpickle, (registrations, self.space, self._memory, self.n)
 
 
-def _of_users(function: Any) -> dict[type, Callable[..., Any]]:
-    """What users have registered: all but its own module's functions for the spaces of Gymnasium."""
+def _user_registrations(function: Any) -> dict[type, Callable[..., Any]]:
+    """The registrations of users: all except those of the defining module for Gymnasium's own spaces."""
     return {
-        kind: registered
-        for kind, registered in function.registry.items()
+        space_class: registered
+        for space_class, registered in function.registry.items()
         if getattr(registered, "__module__", None) != function.__module__
-        or kind.__module__.partition(".")[0] not in ("gymnasium", "builtins")
+        or space_class.__module__.partition(".")[0] not in ("gymnasium", "builtins")
     }
 
 
-def _rebuild(registered: Registered, space: Space[Any], memory: Any, n: int) -> RegisteredColumn:
-    for name, functions in registered.items():
-        here = _TRAVELLING[name]
-        known = _of_users(here)
-        for kind, function in functions.items():
-            if kind not in known:
-                here.register(kind, function)
+def _unpickle(registrations: Registrations, space: Space[Any], memory: Any, n: int) -> RegisteredColumn:
+    for name, functions in registrations.items():
+        registry = _PICKLED_REGISTRIES[name]
+        known = _user_registrations(registry)
+        for space_class, function in functions.items():
+            if space_class not in known:
+                registry.register(space_class, function)
     return RegisteredColumn(space, memory, n)

@@ -1,17 +1,17 @@
-"""Gymnasium's three functions for the observations of vector environments, over memory that needs no lock and no name.
+"""Gymnasium's three shared-memory functions for the observations of vector environments, without locks or names.
 
-They have the signatures of ``gymnasium.vector.utils`` and dispatch on the space's class: a custom space is registered
-with ``create_shared_memory.register`` and its two sisters just as there, and then also works inside other spaces. What
-is different: values that do not fit are errors, texts come back as they were, and graphs and sequences work when their
-capacity is declared.
+They have the signatures of ``gymnasium.vector.utils`` and dispatch on the class of the space: register a custom space
+with ``create_shared_memory.register``, ``read_from_shared_memory.register`` and ``write_to_shared_memory.register``; it
+then also works inside other spaces. Unlike in Gymnasium, values that do not fit are errors, texts are read exactly as
+they were written, and graphs and sequences work if their capacity is declared.
 
-What ``read_from_shared_memory`` returns for a custom space is a batch. Where single values or a batch of some rows are
-taken out of it (in a OneOf; for ``recv`` and restarts of a vector environment), that takes, of
-``gymnasium.vector.utils``:
+For a custom space, ``read_from_shared_memory`` returns a batch. In a OneOf, for ``recv`` and for restarts of a vector
+environment, single values or some rows are taken from it. Depending on the type of the batch, this requires that
+functions of ``gymnasium.vector.utils`` are registered for the space:
 
-    a batch that is                          registered for the space
-    an array with a row for each value       nothing
-    a tuple or a list of the values          nothing
+    type of the batch                        required registrations
+    an array with one row per value          none
+    a tuple or a list of the values          none
     anything else, such as a dict of arrays  ``batch_space``, and ``iterate`` for the space that it returns, unless that
                                              is one of Gymnasium's; for some rows (``recv``) also ``create_empty_array``
                                              and ``concatenate``
@@ -40,35 +40,35 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from memlane.core.segment import Segment
-from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Column, Rows, column_of, fields_of, unsupported
-from memlane.spaces.nested import check_choice, check_keys, check_length, parts_of
-from memlane.spaces.paths import BARE, join
+from memlane.spaces.capacity import Capacities, split_capacity
+from memlane.spaces.column import Column, RowIndices, column_of, fields_of, unsupported_space_error
+from memlane.spaces.nested import check_choice, check_keys, check_length, subspaces_of
+from memlane.spaces.paths import ROOT_NAME, join_path
 
 _LEAVES = (Box, Discrete, MultiDiscrete, MultiBinary, Text, Graph, Sequence)
 
 
 class SharedRows:
-    """``n`` values of one space in an anonymous segment. Pickles as a segment does: the copy has the same memory."""
+    """``n`` values of one space in an anonymous segment. Pickles like a segment: the copy maps the same memory."""
 
-    __slots__ = ("agreed", "column", "path", "segment", "space")
+    __slots__ = ("column", "path", "segment", "space", "verified_space")
 
     def __init__(self, space: Space[Any], segment: Segment, path: str = "") -> None:
-        self.space = self.agreed = space
+        self.space = self.verified_space = space
         self.segment = segment
         self.path = path
         self.column = column_of(space, segment.views(), path)
 
-    def column_for(self, space: Space[Any]) -> Column:
-        """The column, for those who mean the same space."""
-        # Two equal Boxes take 40 us to compare, and a worker comes with the same copy at every step.
-        if space is not self.agreed:
+    def verified_column(self, space: Space[Any]) -> Column:
+        """The column, after a check that it was created for ``space``."""
+        # Comparing two equal Boxes takes 40 us, and a worker passes the same object at every step.
+        if space is not self.verified_space:
             if space != self.space:
                 raise ValueError(
                     f"at {self.column.path!r}: the memory is for values of {self.space}, found {space}; pass the space "
-                    "that it was created for"
+                    "that the memory was created for"
                 )
-            self.agreed = space
+            self.verified_space = space
         return self.column
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -90,12 +90,13 @@ def create_shared_memory(
     capacity: Capacities = None,  # noqa: ARG001
     path: str = "",  # noqa: ARG001
 ) -> Any:
-    """Memory for ``n`` values of ``space``, zeroed, which other processes get as an argument when they are started.
+    """Create zeroed memory for ``n`` values of ``space``. Pass it to other processes as an argument when they start.
 
-    Dicts and tuples of memory have the form of the space. ``ctx`` is accepted for Gymnasium's sake: the memory goes to
-    children of every start method. ``path`` is where in an outer space this one is, for error messages.
+    For a Dict or Tuple space the result is a dict or tuple of memory. ``capacity`` is the largest size of graphs and
+    sequences. ``ctx`` exists for compatibility with Gymnasium and is ignored: the memory works with every start method.
+    ``path`` is the position of the space in an outer one, for error messages.
     """
-    raise unsupported(space, "create_shared_memory")
+    raise unsupported_space_error(space, "create_shared_memory")
 
 
 def _create_rows(
@@ -127,38 +128,40 @@ def _create_tuple(
 def _create_one_of(
     space: OneOf[Any], n: int = 1, ctx: Any = mp, *, capacity: Capacities = None, path: str = ""
 ) -> tuple[Any, ...]:
-    choices = _create_rows(Discrete(len(space.spaces)), n, ctx, path=join(path, "choice"))
+    choices = _create_rows(Discrete(len(space.spaces)), n, ctx, path=join_path(path, "choice"))
     return (choices, *_create_parts(space, n, ctx, capacity, path))
 
 
 def _create_parts(
     space: Dict | Tuple[Any] | OneOf[Any], n: int, ctx: Any, capacity: Capacities, path: str
 ) -> list[Any]:
-    parts = parts_of(space)
+    subspaces = subspaces_of(space)
+    capacities = split_capacity(capacity, subspaces, path or ROOT_NAME)
     return [
-        create_with_capacity(part, n, ctx, declared, join(path, name))
-        for (name, part), declared in zip(parts.items(), split(capacity, parts, path or BARE), strict=True)
+        create_with_capacity(subspace, n, ctx, declared, join_path(path, name))
+        for (name, subspace), declared in zip(subspaces.items(), capacities, strict=True)
     ]
 
 
 def create_with_capacity(space: Space[Any], n: int, ctx: Any, capacity: Capacities, path: str = "") -> Any:
-    """``create_shared_memory`` of a space that may be a custom one, whose function has Gymnasium's signature. It gets
-    the capacity if it has a parameter of that name."""
+    """``create_shared_memory`` for a space that may be custom. The function of a custom space has Gymnasium's
+    signature; it gets the capacity if it has a parameter of that name."""
     function = create_shared_memory.dispatch(type(space))
-    if function in _OURS:
+    if function in _BUILT_IN:
         return function(space, n=n, ctx=ctx, capacity=capacity, path=path)
     if "capacity" in inspect.signature(function).parameters:
         return function(space, n=n, ctx=ctx, capacity=capacity)
-    # One for all is for those whom it concerns; one by path is for this space, and would be lost here.
+    # A single capacity applies to whichever spaces need it. One with a path is meant for this space, and would be lost.
     if isinstance(capacity, Mapping) and capacity:
         raise KeyError(
-            f"at {path or BARE!r}: a capacity is declared, but the function that was registered with "
-            f"`create_shared_memory` for {type(space)} has no parameter `capacity`; declared is {dict(capacity)}"
+            f"at {path or ROOT_NAME!r}: a capacity is declared, but the function that was registered with "
+            f"`create_shared_memory` for {type(space)} has no parameter `capacity`, found {dict(capacity)}; add the "
+            "parameter, or do not declare the capacity"
         )
     return function(space, n=n, ctx=ctx)
 
 
-_OURS: set[Callable[..., Any]] = {
+_BUILT_IN: set[Callable[..., Any]] = {
     create_shared_memory.dispatch(object),
     _create_rows,
     _create_dict,
@@ -172,12 +175,12 @@ _OURS: set[Callable[..., Any]] = {
 
 @singledispatch
 def read_from_shared_memory(space: Space[Any], shared_memory: Any, n: int = 1) -> Any:  # noqa: ARG001
-    """All ``n`` values as one batch. Arrays share the memory: they change when somebody writes."""
-    raise unsupported(space, "read_from_shared_memory")
+    """All ``n`` values as one batch. Its arrays are views of the memory: they change when a process writes to it."""
+    raise unsupported_space_error(space, "read_from_shared_memory")
 
 
 def _read_rows(space: Space[Any], shared_memory: SharedRows, n: int = 1) -> Any:
-    column = _rows(space, shared_memory).column_for(space)
+    column = _rows(space, shared_memory).verified_column(space)
     if n != column.n:
         raise ValueError(f"at {column.path!r}: the memory is for {column.n} values of {space}, found n={n}")
     return column.load_batch(0, n, copy=False)
@@ -202,78 +205,79 @@ def _read_one_of(space: OneOf[Any], shared_memory: tuple[Any, ...], n: int = 1) 
     _require(tuple, space, shared_memory)
     choices, *memories = shared_memory
     values = [
-        by_row(part, read_from_shared_memory(part, memory, n=n), n)
+        values_by_row(part, read_from_shared_memory(part, memory, n=n), n)
         for part, memory in zip(space.spaces, memories, strict=True)
     ]
     return tuple(
-        (choice, value_at(space.spaces[choice], values[choice], index))
+        (choice, take_value(space.spaces[choice], values[choice], index))
         for index, choice in enumerate(_read_rows(_rows(space, choices).space, choices, n))
     )
 
 
-# ----------------------------------------------------------------------------------------------- a batch and its values
+# ------------------------------------------------------------------------------------------------ values from a batch
 
 
-def by_row(space: Space[Any], batch: Any, n: int) -> Any:
-    """A batch of ``n`` values of ``space``, made ready for ``value_at``. Arrays are those of the batch."""
-    return _leaf_by_leaf(space, batch, lambda leaf, one: _singles(leaf, one, n))
+def values_by_row(space: Space[Any], batch: Any, n: int) -> Any:
+    """A batch of ``n`` values of ``space`` in a form that ``take_value`` can index by row. Arrays are not copied."""
+    return _map_leaves(space, batch, lambda leaf, leaf_batch: _leaf_values(leaf, leaf_batch, n))
 
 
-def value_at(space: Space[Any], values: Any, index: int) -> Any:
-    """One value, of what ``by_row`` has made."""
-    return _leaf_by_leaf(space, values, lambda _, singles: singles[index])
+def take_value(space: Space[Any], values: Any, index: int) -> Any:
+    """The value of row ``index`` in the result of ``values_by_row``."""
+    return _map_leaves(space, values, lambda _, leaf_values: leaf_values[index])
 
 
-def batch_of(space: Space[Any], batch: Any, rows: Rows, n: int) -> Any:
-    """A batch of some of the ``n`` values, in the form that the batch of all has. Its values are no copies, unless they
-    are rows of arrays."""
-    return _leaf_by_leaf(space, batch, lambda leaf, one: _some(leaf, one, rows, n))
+def take_batch(space: Space[Any], batch: Any, rows: RowIndices, n: int) -> Any:
+    """A batch of some of the ``n`` values, of the same type as the batch of all. Rows of arrays are copied, other
+    values are not."""
+    return _map_leaves(space, batch, lambda leaf, leaf_batch: _take_leaf(leaf, leaf_batch, rows, n))
 
 
-def _leaf_by_leaf(space: Space[Any], batch: Any, do: Callable[[Space[Any], Any], Any]) -> Any:
-    """``do`` with every space that is no Dict or Tuple, and what the batch has for it."""
+def _map_leaves(space: Space[Any], batch: Any, function: Callable[[Space[Any], Any], Any]) -> Any:
+    """Apply ``function`` to every subspace that is not a Dict or Tuple, together with its part of the batch."""
     if isinstance(space, Dict):
-        return {key: _leaf_by_leaf(part, batch[key], do) for key, part in space.spaces.items()}
+        return {key: _map_leaves(part, batch[key], function) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
-        return tuple(_leaf_by_leaf(part, one, do) for part, one in zip(space.spaces, batch, strict=True))
-    return do(space, batch)
+        return tuple(_map_leaves(part, item, function) for part, item in zip(space.spaces, batch, strict=True))
+    return function(space, batch)
 
 
-def _some(space: Space[Any], batch: Any, rows: Rows, n: int) -> Any:
-    singles = _singles(space, batch, n)
-    if isinstance(singles, np.ndarray):
-        return singles[np.asarray(rows, np.intp)]
-    chosen = [singles[row] for row in rows]
-    if singles is batch and isinstance(batch, tuple | list):
-        return tuple(chosen) if isinstance(batch, tuple) else chosen
-    room: Any = create_empty_array(space, n=len(chosen))
-    some: Any = concatenate(space, chosen, room)
-    if not isinstance(some, type(batch)):
+def _take_leaf(space: Space[Any], batch: Any, rows: RowIndices, n: int) -> Any:
+    values = _leaf_values(space, batch, n)
+    if isinstance(values, np.ndarray):
+        return values[np.asarray(rows, np.intp)]
+    selected = [values[row] for row in rows]
+    if values is batch and isinstance(batch, tuple | list):
+        return tuple(selected) if isinstance(batch, tuple) else selected
+    out: Any = create_empty_array(space, n=len(selected))
+    taken: Any = concatenate(space, selected, out)
+    if not isinstance(taken, type(batch)):
         raise CustomSpaceError(
-            f"a batch of all values of {type(space)} is a {type(batch).__name__}, and one of some of them would be a "
-            f"{type(some).__name__}; register `create_empty_array` and `concatenate` of `gymnasium.vector.utils` for it"
+            f"a batch of all values of {type(space)} is a {type(batch).__name__}, but a batch of some of them would be "
+            f"a {type(taken).__name__}; register `create_empty_array` and `concatenate` of `gymnasium.vector.utils` "
+            "for the space"
         )
-    return some
+    return taken
 
 
-def _singles(space: Space[Any], batch: Any, n: int) -> Any:
-    """The values of a batch, to be found by their row."""
+def _leaf_values(space: Space[Any], batch: Any, n: int) -> Any:
+    """The values of a batch in a form that can be indexed by row."""
     if isinstance(batch, np.ndarray):
         return batch
-    if batch_space.dispatch(type(space)) is not _AS_TUPLES:
-        singles: Any = list(iterate(batch_space(space, n), batch))
-    else:  # nobody has registered how it is batched
-        singles = batch
-    if isinstance(singles, Mapping) or not isinstance(singles, Sized) or len(singles) != n:
+    if batch_space.dispatch(type(space)) is not _BATCH_AS_TUPLES:
+        values: Any = list(iterate(batch_space(space, n), batch))
+    else:  # batch_space is not registered for this space
+        values = batch
+    if isinstance(values, Mapping) or not isinstance(values, Sized) or len(values) != n:
         raise CustomSpaceError(
-            f"expected a batch of {type(space)} to have its {n} values one after the other, found "
-            f"{type(batch).__name__}; register `batch_space` and `iterate` of `gymnasium.vector.utils` for it"
+            f"expected a batch of {type(space)} to be an array, a tuple or a list of its {n} values, found "
+            f"{type(batch).__name__}; register `batch_space` and `iterate` of `gymnasium.vector.utils` for the space"
         )
-    return singles
+    return values
 
 
-_AS_TUPLES = batch_space.dispatch(Space)
-"""How Gymnasium batches what it does not know: as tuples of single values."""
+_BATCH_AS_TUPLES = batch_space.dispatch(Space)
+"""Gymnasium's default for spaces that are not registered: a batch is a tuple of single values."""
 
 
 # --------------------------------------------------------------------------------------------------------------- write
@@ -281,15 +285,16 @@ _AS_TUPLES = batch_space.dispatch(Space)
 
 @singledispatch
 def write_to_shared_memory(space: Space[Any], index: int, value: Any, shared_memory: Any) -> None:  # noqa: ARG001
-    """Store one value at ``index``. What does not belong to the space is an error; see ``Column.write``.
+    """Store one value in row ``index``. A value that does not fit the space is an error; see ``Column.write``.
 
-    Each part of a Dict or a Tuple is checked just before it is stored, as custom spaces know no other way.
+    In a Dict or Tuple, each value is checked just before it is stored: the functions of a custom space check and store
+    in one call. So an error may leave earlier values of the Dict or Tuple stored.
     """
-    raise unsupported(space, "write_to_shared_memory")
+    raise unsupported_space_error(space, "write_to_shared_memory")
 
 
 def _write_rows(space: Space[Any], index: int, value: Any, shared_memory: SharedRows) -> None:
-    _rows(space, shared_memory).column_for(space).write(_row(index), value)
+    _rows(space, shared_memory).verified_column(space).write(_row(index), value)
 
 
 @write_to_shared_memory.register(Dict)
@@ -304,17 +309,17 @@ def _write_dict(space: Dict, index: int, value: Any, shared_memory: dict[Any, An
 def _write_tuple(space: Tuple[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
     _require(tuple, space, shared_memory)
     check_length(value, len(space.spaces), _where(shared_memory))
-    for part, one, memory in zip(space.spaces, value, shared_memory, strict=True):
-        write_to_shared_memory(part, index, one, memory)
+    for part, item, memory in zip(space.spaces, value, shared_memory, strict=True):
+        write_to_shared_memory(part, index, item, memory)
 
 
 @write_to_shared_memory.register(OneOf)
 def _write_one_of(space: OneOf[Any], index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
     _require(tuple, space, shared_memory)
     choices = _rows(space, shared_memory[0])
-    choice, one = check_choice(value, len(space.spaces), _where(shared_memory))
-    # The choice comes last: if the value is refused, the row still holds what it held.
-    write_to_shared_memory(space.spaces[choice], index, one, shared_memory[1 + choice])
+    choice, item = check_choice(value, len(space.spaces), _where(shared_memory))
+    # The choice is stored last: if the value is invalid, the row keeps its old content.
+    write_to_shared_memory(space.spaces[choice], index, item, shared_memory[1 + choice])
     choices.column.write(_row(index), choice)
 
 
@@ -322,7 +327,7 @@ def _write_one_of(space: OneOf[Any], index: int, value: Any, shared_memory: tupl
 
 
 def _row(index: Any) -> int:
-    """A plain number: a bool or an array would be numpy's mask or list of rows, and write all, none or several."""
+    """``index`` as an int. Numpy would take a bool or an array as a mask or a list of rows, and write several."""
     if type(index) is int:
         return index
     try:
@@ -333,25 +338,25 @@ def _row(index: Any) -> int:
 
 def _rows(space: Space[Any], memory: Any) -> SharedRows:
     if not isinstance(memory, SharedRows):
-        raise _foreign(space, memory)
+        raise _wrong_memory(space, memory)
     return memory
 
 
 def _require(kind: type, space: Space[Any], memory: Any) -> None:
     if not isinstance(memory, kind):
-        raise _foreign(space, memory)
+        raise _wrong_memory(space, memory)
 
 
-def _foreign(space: Space[Any], memory: Any) -> TypeError:
+def _wrong_memory(space: Space[Any], memory: Any) -> TypeError:
     return TypeError(
         f"expected memory that memlane's create_shared_memory made for {space}, found {type(memory).__name__}; "
-        "Gymnasium's goes with Gymnasium's functions"
+        "use Gymnasium's functions for memory that Gymnasium created"
     )
 
 
 def _where(shared_memory: Any) -> str:
-    """The path of a dict or a tuple of memories. It has none of its own, but its leaves know theirs."""
-    return _path(shared_memory) or BARE
+    """The path of a dict or tuple of memory, derived from the paths of its leaves."""
+    return _path(shared_memory) or ROOT_NAME
 
 
 def _path(memory: Any) -> str | None:

@@ -1,7 +1,7 @@
-"""Column of Text: the code points of each string, and how many there are.
+"""Column of a Text space: the code points of each string, and its length.
 
-The length is stored, not marked by a last character: ``""`` is a value like others, and what a longer string has left
-behind is never seen.
+The length is stored, not marked by a terminating character: an empty string needs no special case, and the end of a
+longer string that was stored before is never read.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from gymnasium.spaces import Text
 from numpy.typing import NDArray
 
 from memlane.core.layout import FieldSpec
-from memlane.spaces.capacity import Capacities, split
-from memlane.spaces.column import Column, SinglesColumn, column_of, fields_of, find
-from memlane.spaces.paths import BARE, join
+from memlane.spaces.capacity import Capacities, split_capacity
+from memlane.spaces.column import Column, PerRowColumn, column_of, fields_of, find_array
+from memlane.spaces.paths import ROOT_NAME, join_path
 
-# Code points as the dtype "<i4" has them; a charset may have halves of surrogate pairs in it.
+# Code points in the format of dtype "<i4". A charset may contain halves of surrogate pairs.
 _CODEC = ("utf-32-le", "surrogatepass")
 
 
-class TextColumn(SinglesColumn):
+class TextColumn(PerRowColumn):
     def __init__(self, space: Text, codes: NDArray[Any], lengths: NDArray[Any], path: str) -> None:
         super().__init__(space, len(codes), path)
         self._codes = codes
         self._lengths = lengths
-        self._shortest = space.min_length
-        self._longest = space.max_length
+        self._min_length = space.min_length
+        self._max_length = space.max_length
         self._charset = space.character_set
 
     def convert(self, value: Any) -> NDArray[Any]:
         if not isinstance(value, str):
             raise TypeError(f"at {self.path!r}: expected a string, found {type(value).__name__}")
-        if not self._shortest <= len(value) <= self._longest:
+        if not self._min_length <= len(value) <= self._max_length:
             raise ValueError(
-                f"at {self.path!r}: expected {self._shortest} to {self._longest} characters, "
+                f"at {self.path!r}: expected {self._min_length} to {self._max_length} characters, "
                 f"found {len(value)} in {value[:40]!r}"
             )
         if not self._charset.issuperset(value):
-            strange = next(character for character in value if character not in self._charset)
-            raise ValueError(f"at {self.path!r}: character {strange!r} of {value[:40]!r} is not in the space's charset")
+            invalid = next(character for character in value if character not in self._charset)
+            raise ValueError(f"at {self.path!r}: character {invalid!r} of {value[:40]!r} is not in the space's charset")
         return np.frombuffer(value.encode(*_CODEC), "<i4")
 
     def store(self, index: int, content: Any) -> None:
@@ -54,14 +54,14 @@ class TextColumn(SinglesColumn):
 
 @fields_of.register(Text)
 def _text_fields(space: Text, n: int, capacity: Capacities = None, prefix: str = "") -> dict[str, FieldSpec]:
-    split(capacity, [], prefix or BARE)
+    split_capacity(capacity, [], prefix or ROOT_NAME)
     return {
-        join(prefix, "codes"): (np.dtype("<i4"), (n, space.max_length)),
-        join(prefix, "length"): (np.dtype("<i4"), (n,)),
+        join_path(prefix, "codes"): (np.dtype("<i4"), (n, space.max_length)),
+        join_path(prefix, "length"): (np.dtype("<i4"), (n,)),
     }
 
 
 @column_of.register(Text)
 def _text_column(space: Text, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> Column:
-    codes, lengths = (find(arrays, name, spec) for name, spec in fields_of(space, 0, None, prefix).items())
+    codes, lengths = (find_array(arrays, name, spec) for name, spec in fields_of(space, 0, None, prefix).items())
     return TextColumn(space, codes, lengths, prefix)

@@ -1,4 +1,4 @@
-"""check_env: all rules, in a child process, so that an environment that crashes or hangs is a failure like another."""
+"""check_env: checks all rules in a child process, so that a crash or a hang is reported like any other failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import mmap
 import multiprocessing as mp
 import os
 import resource
-import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -16,12 +15,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from memlane.native import Spec, built_in, built_in_names, open_library
-from memlane.testing.bench import Findings
+from memlane.core.children import describe_exit
+from memlane.native import Spec, built_in_names
+from memlane.native.library import unknown_env
+from memlane.native.lowlevel import built_in, open_library
+from memlane.testing.harness import FailureLog
 from memlane.testing.report import EnvCheckFailed, EnvReport, Failure
-from memlane.testing.rules import CHECKS, Case, Check
+from memlane.testing.rules import CHECKS, Check, CheckContext
 
-_MARK_BYTES = 256
+_CALL_BYTES = 256
+"""Size of the description of the current call that the child process shares with its parent."""
 
 
 def check_env(
@@ -33,13 +36,14 @@ def check_env(
     isolated: bool = True,
     **settings: float,
 ) -> EnvReport:
-    """Does a native environment keep the rules of ``memlane/env.h``? Raises ``EnvCheckFailed``, which lists all that
-    were broken, what was expected, what came, where, and what to do.
+    """Check that a native environment follows the rules of ``memlane/env.h`` (``memlane.testing.RULES``).
 
-    ``env``: a spec (``numba_env`` makes one, too), the path of a library or the name of an environment that comes with
-    memlane. ``steps``: how long the walks of random actions are: a longer one sees more of the game. ``timeout``:
-    seconds for one check. ``isolated=False`` runs everything in this process, for debuggers: there a crash is a crash.
-    ``settings``: the environment's; its own values unless given.
+    Raises ``EnvCheckFailed``, which lists all violations: what was expected, what was found, where, and how to fix it.
+
+    ``env``: a spec (also one from ``numba_env``), the path of a library, or the name of a built-in environment.
+    ``steps``: length of the runs with random actions; longer runs reach more states. ``timeout``: seconds for one
+    check. ``isolated=False`` runs everything in this process, so that a debugger sees a crash. ``settings``: values of
+    the environment's settings instead of its defaults.
 
     >>> from memlane.testing import check_env
     >>> report = check_env("CartPole-v1")
@@ -48,122 +52,122 @@ def check_env(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, found {steps}")
-    spec = _spec_of(env)
-    checking = _Checking(spec, spec.settings_from(settings), seed, steps)
+    spec = _find_spec(env)
+    values = spec.resolve_settings(settings, arguments=("seed", "steps", "timeout", "isolated"))
+    checks = _CheckRun(spec, values, seed, steps)
     if isolated:
-        checking.in_children(timeout)
+        checks.run_in_children(timeout)
     else:
-        checking.run(0, checking.hear, lambda _: None)
-    # The same mistake is often met again by later checks.
-    failures = list({(failure.rule, failure.field): failure for failure in reversed(checking.failures)}.values())[::-1]
-    report = EnvReport(spec.name, tuple(checking.checked), checking.skipped)
+        checks.run(0, checks.record, lambda _: None)
+    # Later checks often find the same mistake again.
+    failures = list({(failure.rule, failure.field): failure for failure in reversed(checks.failures)}.values())[::-1]
+    report = EnvReport(spec.name, tuple(checks.checked), checks.skipped)
     if failures:
         raise EnvCheckFailed(report, failures)
     return report
 
 
-def _spec_of(env: Any) -> Spec:
+def _find_spec(env: Any) -> Spec:
     if isinstance(env, Spec):
         return env
     if isinstance(env, str) and env in built_in_names():
         return built_in(env)
     if isinstance(env, str) and not Path(env).exists() and Path(env).suffix != ".so":
-        raise LookupError(
-            f"there is no native environment {env!r}, and no such file; there are: {', '.join(built_in_names())}"
-        )
+        raise LookupError(unknown_env(env, ", and there is no file of that name"))
     if not isinstance(env, str | os.PathLike):
-        raise TypeError(f"env must be a Spec, the path of a library or a name, found {type(env).__name__}")
+        raise TypeError(
+            f"env must be a Spec, the path of a library or the name of a built-in environment, found "
+            f"{type(env).__name__}"
+        )
     return open_library(env)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """News from the child: this check is under way."""
-
+class _CheckStarted:
     index: int
 
 
 @dataclass(frozen=True)
-class _Skipped:
+class _CheckSkipped:
     index: int
-    why: str
+    reason: str
 
 
-_News = _Begun | _Skipped | Failure
+_Event = _CheckStarted | _CheckSkipped | Failure
 
 
-class _Checking:
-    """The checks one after the other, and what is known so far: here, and in a child that was forked from here."""
+class _CheckRun:
+    """Runs the checks one after the other, and records the results: in this process and in its forked child."""
 
     def __init__(self, spec: Spec, settings: list[float], seed: int, steps: int) -> None:
         self._spec, self._settings, self._seed, self._steps = spec, settings, seed, steps
-        self._at = 0
+        self._current = 0
+        """Index of the check that was started last."""
         self.failures: list[Failure] = []
         self.checked: list[str] = []
         self.skipped: dict[str, str] = {}
 
-    def hear(self, news: _News) -> None:
-        match news:
+    def record(self, event: _Event) -> None:
+        match event:
             case Failure():
-                self.failures.append(news)
-            case _Begun(index):
-                self._at = index
+                self.failures.append(event)
+            case _CheckStarted(index):
+                self._current = index
                 self.checked += CHECKS[index].rules
-            case _Skipped(index, why):
-                self.skipped.update(dict.fromkeys(CHECKS[index].rules, why))
+            case _CheckSkipped(index, reason):
+                self.skipped.update(dict.fromkeys(CHECKS[index].rules, reason))
 
-    def run(self, first: int, tell: Callable[[_News], None], mark: Callable[[str], None]) -> None:
+    def run(self, first: int, report: Callable[[_Event], None], set_current_call: Callable[[str], None]) -> None:
         for index, check in enumerate(CHECKS[first:], first):
-            if (why := self._why_not(check)) is not None:
-                tell(_Skipped(index, why))
+            if (reason := self._skip_reason(check)) is not None:
+                report(_CheckSkipped(index, reason))
                 continue
-            tell(_Begun(index))
-            check.run(Case(self._spec, self._settings, self._seed, self._steps, Findings(tell, mark)))
+            report(_CheckStarted(index))
+            failures = FailureLog(report, set_current_call)
+            check.run(CheckContext(self._spec, self._settings, self._seed, self._steps, failures))
 
-    def _why_not(self, check: Check) -> str | None:
-        if (why := check.pointless(self._spec)) is not None:
-            return why
-        broken = {failure.rule for failure in self.failures}
-        missing = [rule for rule in check.needs if rule in broken or rule in self.skipped]
-        return f"as it builds on {missing[0]}" if missing else None
+    def _skip_reason(self, check: Check) -> str | None:
+        if (reason := check.not_applicable(self._spec)) is not None:
+            return reason
+        violated = {failure.rule for failure in self.failures}
+        missing = [rule for rule in check.depends_on if rule in violated or rule in self.skipped]
+        return f"because it depends on the rule {missing[0]}" if missing else None
 
     # ------------------------------------------------------------------------------------------------------ in a child
 
-    def in_children(self, timeout: float) -> None:
-        """One does it all, unless it dies: then another goes on with the next check."""
+    def run_in_children(self, timeout: float) -> None:
+        """One child runs all checks. If it dies, another child continues with the next check."""
         first = 0
         while first < len(CHECKS):
-            self._at = first
-            if self._in_child(first, timeout):
+            self._current = first
+            if self._run_child(first, timeout):
                 return
-            first = self._at + 1
+            first = self._current + 1
 
-    def _in_child(self, first: int, timeout: float) -> bool:
-        """Whether it came to the end."""
-        # Forked, as a spec is full of addresses. The page with the last call outlives the child.
-        context, page = mp.get_context("fork"), mmap.mmap(-1, _MARK_BYTES)
+    def _run_child(self, first: int, timeout: float) -> bool:
+        """Run the checks from ``first`` on in a child process. False: it died or was too slow."""
+        # Forked, because a spec consists of addresses. The page with the current call stays readable after a crash.
+        context, page = mp.get_context("fork"), mmap.mmap(-1, _CALL_BYTES)
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=self._child, args=(first, sender, page))
+        child = context.Process(target=self._child_main, args=(first, sender, page))
         with warnings.catch_warnings():
-            # The threads that Python warns of are not missed: the child steps its own environments.
+            # Python warns about threads of this process, which the child does not use.
             warnings.simplefilter("ignore", DeprecationWarning)
             child.start()
         sender.close()
         try:
             while receiver.poll(timeout):
-                news = receiver.recv()
-                if isinstance(news, str):
-                    raise RuntimeError(f"the check itself failed, which is not the environment's fault:\n{news}")
-                if news is None:
+                event = receiver.recv()
+                if isinstance(event, str):
+                    raise RuntimeError(f"the check itself failed, which is a bug of memlane, not of the env:\n{event}")
+                if event is None:
                     return True
-                self.hear(news)
-            self._trouble(page, f"no return within {timeout:g} s", "look for a loop without end")
+                self.record(event)
+            self._record_crash(page, f"no return within {timeout:g} s", "look for an endless loop")
         except EOFError:
             child.join()
-            code = child.exitcode or 0
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            do = "run it under a debugger or with -fsanitize=address: check_env(..., isolated=False)"
-            self._trouble(page, f"the process died ({how})", do)
+            fix = "run check_env(..., isolated=False) in a debugger, or build with -fsanitize=address"
+            self._record_crash(page, f"the process {describe_exit(child.exitcode or 0)}", fix)
         finally:
             child.kill()
             child.join()
@@ -171,28 +175,28 @@ class _Checking:
             page.close()
         return False
 
-    def _trouble(self, page: mmap.mmap, found: str, do: str) -> None:
-        """Of the rule that is checked; in the first check, where there are many, of ``runs``."""
-        rule = "runs" if self._at == 0 else CHECKS[self._at].rules[0]
+    def _record_crash(self, page: mmap.mmap, found: str, fix: str) -> None:
+        """Record a failure of the current check's rule; the first check, which has many rules, has ``no_crash``."""
+        rule = "no_crash" if self._current == 0 else CHECKS[self._current].rules[0]
         call = page[:].rstrip(b"\0").decode(errors="replace")
-        self.failures.append(Failure(rule, "the function returns", found, do, call))
+        self.failures.append(Failure(rule, "the function returns", found, fix, call))
 
-    def _child(self, first: int, sender: Connection, page: mmap.mmap) -> None:
-        # A crash is told by the parent: no page of stacks, no file with the memory.
+    def _child_main(self, first: int, sender: Connection, page: mmap.mmap) -> None:
+        # The parent reports a crash: no stack traces on stderr, no core file.
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-        def tell(news: _News) -> None:
-            self.hear(news)
-            sender.send(news)
+        def report(event: _Event) -> None:
+            self.record(event)
+            sender.send(event)
 
-        def mark(text: str) -> None:
-            page[:] = text.encode()[:_MARK_BYTES].ljust(_MARK_BYTES, b"\0")
+        def set_current_call(call: str) -> None:
+            page[:] = call.encode()[:_CALL_BYTES].ljust(_CALL_BYTES, b"\0")
 
         try:
-            self.run(first, tell, mark)
+            self.run(first, report, set_current_call)
             sender.send(None)
         except BaseException:
             sender.send(traceback.format_exc())
-        # Not the way out of the process that it was forked from, with its handlers.
+        # Not sys.exit: the exit handlers belong to the parent process.
         os._exit(0)

@@ -1,6 +1,9 @@
-"""Training: learners and collectors, one readable file for each algorithm.
+"""Training: ``train`` and ``evaluate``, and the algorithms with their settings. One readable file per algorithm.
 
-What needs torch is imported when it is first asked for: ``memlane doctor`` and reports work without.
+    result = train(Options("CartPole-v1"))
+    print(result.reason, result.evaluation["mean_return"])
+
+Names are imported at first use, and torch with those that need it: ``Options`` and reports do not.
 """
 
 from importlib import import_module
@@ -11,20 +14,30 @@ if TYPE_CHECKING:
     from memlane.train.algorithms.dqn import DQN, DQNConfig
     from memlane.train.algorithms.sac import SAC, SACConfig
     from memlane.train.networks import ActorCritic, NetworkConfig
+    from memlane.train.options import OptionError, Options
     from memlane.train.run import Metrics, Run
+    from memlane.train.trainer import Result, evaluate, load_policy, train
+
+_MODULES = {
+    "APPO": "algorithms.appo", "DQN": "algorithms.dqn", "SAC": "algorithms.sac", "APPOConfig": "algorithms.appo",
+    "ActorCritic": "networks", "DQNConfig": "algorithms.dqn", "Metrics": "run", "NetworkConfig": "networks",
+    "OptionError": "options", "Options": "options", "Result": "trainer", "Run": "run", "SACConfig": "algorithms.sac",
+    "evaluate": "trainer", "load_policy": "trainer", "train": "trainer",
+}  # fmt: skip
+"""The module that each public name is imported from."""
 
 __all__ = [
-    "APPO", "DQN", "SAC", "APPOConfig", "ActorCritic", "DQNConfig", "Metrics", "NetworkConfig", "Run", "SACConfig",
+    "APPO", "DQN", "SAC", "APPOConfig", "ActorCritic", "DQNConfig", "Metrics", "NetworkConfig", "OptionError",
+    "Options", "Result", "Run", "SACConfig", "evaluate", "load_policy", "train",
 ]  # fmt: skip
-
-_HOMES = {
-    "APPO": "algorithms.appo", "APPOConfig": "algorithms.appo", "ActorCritic": "networks", "DQN": "algorithms.dqn",
-    "DQNConfig": "algorithms.dqn", "NetworkConfig": "networks", "Metrics": "run", "Run": "run",
-    "SAC": "algorithms.sac", "SACConfig": "algorithms.sac",
-}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Collecting: what the collectors of every algorithm do. They read the weights, make a rollout, hand it over."""
+"""Collection: what the collectors of every algorithm do: read the weights, fill a slot with a rollout, commit it."""
 
 from __future__ import annotations
 
@@ -16,96 +16,107 @@ from memlane.runner.protocols import CollectorContext, RolloutSink, Slot, TakenS
 
 @dataclass(frozen=True, kw_only=True)
 class Collector(ABC):
-    """``collect`` of an algorithm, which says with what in ``trip``. In deterministic mode everything begins anew every
-    ``fresh_every`` rollouts, from seeds that depend on nothing but the rollout's number: so does whoever resumes
-    there."""
+    """The ``collect`` function of an algorithm. A subclass says how a rollout is collected, in ``make_worker``.
+
+    In deterministic mode environments and random numbers are seeded again every ``reseed_interval`` rollouts, from the
+    number of the rollout alone: a run that is resumed there continues with the same numbers.
+    """
 
     config: Any
+    """Settings of the algorithm."""
     seed: int
+    """Seed of the run."""
     first_rollout: int = 0
-    fresh_every: int = 0
+    """Number of the first rollout of each collector; above 0 in a resumed run."""
+    reseed_interval: int = 0
+    """Rollouts between two seedings; 0: seed only at the start."""
 
     @abstractmethod
-    def trip(self, env: Any, context: CollectorContext) -> Trip: ...
+    def make_worker(self, env: Any, context: CollectorContext) -> RolloutWorker: ...
 
     def __call__(self, env: Any, weights: WeightSubscriber, sink: RolloutSink, context: CollectorContext) -> None:
         torch.set_num_threads(1)
-        trip = self.trip(env, context)
-        tensors = trip.policy.state_dict()
-        steps = self.config.steps
+        worker = self.make_worker(env, context)
+        tensors = worker.policy.state_dict()
+        num_steps = self.config.num_steps
         while True:
             with sink.open() as slot:
-                trip.version = weights.read(tensors)
+                worker.version = weights.read(tensors)
                 number = self.first_rollout + context.rollout
-                if not trip.begun or (self.fresh_every and number % self.fresh_every == 0):
-                    life = number if self.fresh_every else self.first_rollout + 1_000_003 * context.incarnation
-                    trip.begin(self.seed + 10_007 * (1 + context.worker) + 7_919 * life)
-                env_ns, policy_ns = trip.fill(slot, steps)
-                slot.commit(policy_version=trip.version, rows=steps * trip.envs)
-            context.tell(steps=steps * trip.envs, env_ns=env_ns, policy_ns=policy_ns)
+                if not worker.started or (self.reseed_interval and number % self.reseed_interval == 0):
+                    restart_id = self.first_rollout + 1_000_003 * context.incarnation
+                    stream_id = number if self.reseed_interval else restart_id
+                    worker.reset(self.seed + 10_007 * (1 + context.worker) + 7_919 * stream_id)
+                env_ns, policy_ns = worker.collect_into(slot, num_steps)
+                slot.commit(policy_version=worker.version, rows=num_steps * worker.num_envs)
+            context.report(steps=num_steps * worker.num_envs, env_ns=env_ns, policy_ns=policy_ns)
 
 
-class Trip(ABC):
-    """Environments on their way, from rollout to rollout, led by a policy."""
+class RolloutWorker(ABC):
+    """A policy and the environments that it acts in. Episodes continue from one rollout to the next."""
 
     version = 0
-    """Of the weights that the policy has."""
+    """Version of the weights that the policy has."""
 
     def __init__(self, env: Any, policy: Any) -> None:
         self.env, self.policy = env, policy
-        self.envs = int(env.num_envs)
-        self.space = env.single_observation_space
-        self.begun = False
+        self.num_envs = int(env.num_envs)
+        self.observation_space = env.single_observation_space
+        self.started = False
 
-    def begin(self, seed: int) -> None:
+    def reset(self, seed: int) -> None:
+        """Seed torch and the environments, and start new episodes."""
         torch.manual_seed(seed)
         self.observations, _ = self.env.reset(seed=seed % 2**31)
-        self.valid = np.ones(self.envs, np.bool_)
-        """Where the next step is one: where an episode has ended, it only resets the environment."""
-        self.episodes = Episodes(self.envs)
-        self.begun = True
+        self.valid = np.ones(self.num_envs, np.bool_)
+        """Whether the next step is a transition: after the end of an episode it only resets the environment."""
+        self.episodes = EpisodeTracker(self.num_envs)
+        self.started = True
 
     @abstractmethod
-    def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
-        """One rollout; how long the environments took, and the policy."""
+    def collect_into(self, slot: Slot, num_steps: int) -> tuple[int, int]:
+        """Fill a slot with a rollout; return the nanoseconds spent in the environments and in the policy."""
 
 
-class Episodes:
-    """The returns and lengths of the episodes that are under way, and how a slot tells of those that ended."""
+# --------------------------------------------------------------------------------------------------- episode statistics
 
-    def __init__(self, envs: int) -> None:
-        self.returns = np.zeros(envs)
-        self.lengths = np.zeros(envs, np.int32)
+EpisodeStats = tuple[NDArray[np.float32], NDArray[np.int32]]
+"""Returns and lengths of the episodes that ended in a rollout: views of a slot, valid as long as the slot is."""
+
+
+class EpisodeTracker:
+    """Returns and lengths of the current episodes."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns = np.zeros(num_envs)
+        self.lengths = np.zeros(num_envs, np.int32)
 
     def step(
-        self, told: Told, t: int, rewards: NDArray[Any], valid: NDArray[np.bool_], ended: NDArray[np.bool_]
+        self, stats: EpisodeStats, t: int, rewards: NDArray[Any], valid: NDArray[np.bool_], dones: NDArray[np.bool_]
     ) -> None:
-        """Step ``t`` of a rollout, into what ``told_of`` its slot."""
+        """Count step ``t`` of a rollout, and write the episodes that end with it to ``stats``."""
         self.returns += rewards
         self.lengths += valid
-        if ended.any():
-            returns, lengths = told
-            returns[t][ended], lengths[t][ended] = self.returns[ended], self.lengths[ended]
-            self.returns[ended] = self.lengths[ended] = 0
+        if dones.any():
+            returns, lengths = stats
+            returns[t][dones], lengths[t][dones] = self.returns[dones], self.lengths[dones]
+            self.returns[dones] = self.lengths[dones] = 0
 
 
-Told = tuple[NDArray[np.float32], NDArray[np.int32]]
+def episode_fields(num_steps: int, num_envs: int) -> dict[str, FieldSpec]:
+    """The fields of a slot for episode statistics. A return is nan where no episode ended."""
+    return {"episode_returns": ("float32", (num_steps, num_envs)), "episode_lengths": ("int32", (num_steps, num_envs))}
 
 
-def told_of(slot: Slot) -> Told:
-    """Where a slot tells of episodes that ended; none so far. Not to be kept for longer than the slot."""
-    told = slot["episode_returns"], slot["episode_lengths"]
-    told[0][...] = np.nan
-    return told
+def clear_episode_stats(slot: Slot) -> EpisodeStats:
+    """Mark a slot as one in which no episode ended, and return its statistics to be filled."""
+    stats = slot["episode_returns"], slot["episode_lengths"]
+    stats[0][...] = np.nan
+    return stats
 
 
-def episode_fields(steps: int, envs: int) -> dict[str, FieldSpec]:
-    """The part of every slot that ``Episodes`` writes; a return is nan where no episode ended."""
-    return {"episode_returns": ("float32", (steps, envs)), "episode_lengths": ("int32", (steps, envs))}
-
-
-def episodes_of(slots: list[TakenSlot]) -> tuple[list[float], list[int]]:
-    """Returns and lengths of the episodes that ended in some slots."""
+def read_episode_stats(slots: list[TakenSlot]) -> tuple[list[float], list[int]]:
+    """Returns and lengths of the episodes that ended in the slots."""
     returns = np.concatenate([slot["episode_returns"].ravel() for slot in slots])
     lengths = np.concatenate([slot["episode_lengths"].ravel() for slot in slots])
     ended = ~np.isnan(returns)

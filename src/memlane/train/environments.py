@@ -3,51 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from memlane.core.suggestions import did_you_mean
+
 Backend = Literal["native", "gymnasium", "mujoco"]
-Make = Callable[[int], VectorEnv[Any, Any, Any]]
-"""Makes the environments of one collector: it is given the collector's number."""
+MakeEnvs = Callable[[int], VectorEnv[Any, Any, Any]]
+"""Makes the environments of one collector, given the index of the collector."""
 
 
 def make_envs(
-    name: str | Callable[[], gymnasium.Env[Any, Any]],
+    env: str | Callable[[], gymnasium.Env[Any, Any]],
     num_envs: int,
     backend: str = "gymnasium",
     *,
     env_workers: int = 0,
     settings: dict[str, Any] | None = None,
 ) -> VectorEnv[Any, Any, Any]:
-    """``name``: an id of Gymnasium, one of memlane's native environments, a path to a native library, or a function
-    that makes one environment. ``env_workers``: so many processes step the environments; 0: this one does."""
+    """Make a vector environment.
+
+    ``env`` is a Gymnasium id, the name of a native environment, the path of a native library, or a function that makes
+    one environment. ``env_workers`` processes step the environments; with 0 the calling process does. ``settings`` are
+    keyword arguments of the environment.
+    """
     settings = settings or {}
-    if backend == "native":
+    if check_backend(backend) == "native":
         from memlane import native
 
-        if not isinstance(name, str):
+        if not isinstance(env, str):
             raise TypeError("native environments are made by name or from a library, not by a function")
-        if name.endswith(".so"):
-            return native.load(name, num_envs, copy=True, **settings)
-        return native.make(name.removeprefix("memlane/"), num_envs, copy=True, **settings)
-    if backend not in ("gymnasium", "mujoco"):
-        raise ValueError(f"sim_backend must be 'native', 'gymnasium' or 'mujoco', found {backend!r}")
-    if callable(name) and settings:
-        raise TypeError(f"settings are for environments by name; a function makes its own, found {settings}")
-    make_one = name if callable(name) else lambda: gymnasium.make(name, **settings)
+        if env.endswith(".so"):
+            return native.load(env, num_envs, copy=True, **settings)
+        return native.make(env.removeprefix("memlane/"), num_envs, copy=True, **settings)
+    if callable(env) and settings:
+        raise TypeError(f"env_settings are for environments by name; a function sets its own, found {settings}")
+    make_env = env if callable(env) else lambda: gymnasium.make(env, **settings)
     if env_workers:
         from memlane.vector import AsyncVectorEnv
 
-        return AsyncVectorEnv([make_one] * num_envs, num_workers=env_workers, autoreset_mode=AutoresetMode.NEXT_STEP)
-    return SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return AsyncVectorEnv([make_env] * num_envs, num_workers=env_workers, autoreset_mode=AutoresetMode.NEXT_STEP)
+    try:
+        return SyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+    except gymnasium.error.UnregisteredEnv as error:
+        if not isinstance(env, str):
+            raise
+        from memlane import native
+
+        hint = did_you_mean(env, [*native.built_in_names(), *gymnasium.registry])
+        raise LookupError(f"unknown environment {env!r}{hint or f': {error}'}") from error
 
 
-def backend_for(name: str | Callable[[], Any]) -> Backend:
-    """The fastest that has it."""
+def check_backend(backend: str) -> str:
+    """Return the name of a backend; ``ValueError`` if there is none of that name."""
+    if backend not in get_args(Backend):
+        names = ", ".join(get_args(Backend))
+        raise ValueError(f"backend must be one of {names}, found {backend!r}{did_you_mean(backend, get_args(Backend))}")
+    return backend
+
+
+def backend_for(env: str | Callable[[], Any]) -> Backend:
+    """The fastest backend that has an environment."""
     from memlane import native
 
-    if isinstance(name, str) and (name.endswith(".so") or name.removeprefix("memlane/") in native.built_in_names()):
+    if isinstance(env, str) and (env.endswith(".so") or env.removeprefix("memlane/") in native.built_in_names()):
         return "native"
     return "gymnasium"

@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C ends a training after an update, never in the middle of one. A second one ends it at once."""
+"""Interrupts: Ctrl-C ends a training after an update, never in the middle of one. A second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from contextlib import contextmanager
 
 @contextmanager
 def uninterrupted() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only makes the yielded function say True."""
-    if threading.current_thread() is not threading.main_thread():  # Python tells nobody else
+    """Defer the first Ctrl-C: within the block it only makes the yielded function return True.
+
+    Ctrl-C keeps its meaning outside of the main thread, where Python delivers no signals, and in a program that has a
+    SIGINT handler of its own or ignores SIGINT.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous is not signal.default_int_handler:
         yield lambda: False
         return
-    came = False
-    before = signal.getsignal(signal.SIGINT)
+    interrupted = False
 
-    def note(*_: object) -> None:
-        nonlocal came
-        if came:
+    def on_interrupt(*_: object) -> None:
+        nonlocal interrupted
+        if interrupted:
             raise KeyboardInterrupt
-        came = True
+        interrupted = True
 
-    if before is not signal.default_int_handler:  # somebody else has plans for it, or none may be had
-        yield lambda: False
-        return
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield lambda: came
+        yield lambda: interrupted
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)

@@ -1,7 +1,7 @@
-"""Adam, for parameters that lie one after the other in a single tensor.
+"""Adam for parameters that lie one after the other in a single tensor.
 
 A small network spends as long in the calls around its arithmetic as in the arithmetic itself. Over one tensor, the norm
-of the gradient and the step are a call each, however many parameters there are: a PPO step of a 64 x 64 network takes
+of the gradient and the step are one call each, for any number of parameters: a PPO step of a 64 x 64 network takes
 0.94 ms, and 1.27 ms with ``torch.optim.Adam(fused=True)`` and ``clip_grad_norm_``.
 """
 
@@ -15,19 +15,20 @@ from torch.optim.adam import adam
 
 
 def flatten(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Make the parameters views of one tensor, which is returned. They stay what they are; another device would part
-    them again."""
-    every = list(parameters)
-    flat = torch.cat([one.detach().reshape(-1) for one in every])
+    """Make the parameters views of one tensor, which is returned. Their values stay; moving the module to another
+    device separates them again."""
+    parameters = list(parameters)
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     begin = 0
-    for one in every:
-        one.data = flat[begin : begin + one.numel()].view_as(one)
-        begin += one.numel()
+    for parameter in parameters:
+        parameter.data = flat[begin : begin + parameter.numel()].view_as(parameter)
+        begin += parameter.numel()
     return flat
 
 
 class Adam:
-    """Takes gradients of its own parameters alone, whatever else the loss depends on."""
+    """Adam over one flat tensor. ``step`` computes the gradients of its own parameters only, whatever else the loss
+    depends on."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 1e-8) -> None:
         self.parameters = list(parameters)
@@ -37,9 +38,9 @@ class Adam:
         self.steps = torch.zeros((), dtype=torch.float32, device=self.flat.device)
 
     def step(self, loss: Tensor, max_norm: float = 0.0) -> None:
-        """``max_norm`` is how long a gradient may be; 0: as long as it is."""
+        """Take one gradient step. ``max_norm`` clips the norm of the gradient; 0: no clipping."""
         gradients = torch.autograd.grad(loss, self.parameters)
-        torch.cat([one.reshape(-1) for one in gradients], out=self.gradient)
+        torch.cat([gradient.reshape(-1) for gradient in gradients], out=self.gradient)
         if max_norm:
             self.gradient.mul_((max_norm / (self.gradient.norm() + 1e-6)).clamp_(max=1.0))
         adam(

@@ -1,58 +1,192 @@
-"""Settings: the algorithm's, as a command line writes them: ``learning_rate=1e-3``, ``network.hidden=(128,128)``."""
+"""Options of a training: what the caller asks for, completed from a preset, and settings written as ``KEY=VALUE``.
+
+This module has no torch at import, so that options and their errors are quick. Names that users of Stable-Baselines3
+and CleanRL type are answered with memlane's names: the tables are here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable
-from dataclasses import fields
+import time
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from memlane.train.algorithms import algorithm_for
-from memlane.train.algorithms.base import RUNNER_SETTINGS
-from memlane.train.networks import NetworkConfig
-from memlane.train.trainer import OptionError
-
-_FLAGS = ("collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds")
-
-
-_RUNNER = {name: kind for name, kind in RUNNER_SETTINGS.items() if name not in _FLAGS}
+from memlane.core import MemlaneError
+from memlane.core.suggestions import did_you_mean
+from memlane.runner.async_runner import SETTINGS
+from memlane.train.algorithms import ALGORITHMS, algorithm_for
+from memlane.train.environments import backend_for, check_backend
+from memlane.train.presets import preset_for
 
 
-def settings_of(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
-    """By name, each checked against what the algorithm expects."""
-    config = algorithm_for(algo).Config
-    known = {**get_type_hints(config), **_RUNNER}
-    del known["network"]
-    inside = get_type_hints(NetworkConfig)
-    found: dict[str, Any] = {}
+class OptionError(MemlaneError, ValueError):
+    """An environment, an algorithm, a setting or a run directory that a training cannot use."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to train, on what, and for how long. ``None`` means: as the preset of the environment has it."""
+
+    env: Any
+    """Gymnasium id, name of a native environment, path of a native library, or a function that makes an environment."""
+    algo: str = "appo"
+    """Algorithm: ``appo``, ``sac`` or ``dqn``."""
+    collectors: int = 1
+    """Collector processes."""
+    num_envs: int | None = None
+    """Environments per collector."""
+    backend: str | None = None
+    """What steps the environments: ``native``, ``gymnasium`` or ``mujoco``; None: the fastest that has them."""
+    seed: int = 0
+    """Seed of the networks, of the environments and of exploration."""
+    max_steps: int | None = None
+    """Environment steps after which the training stops, counted over all collectors."""
+    max_seconds: float | None = None
+    """Seconds after which the training stops; None: no limit."""
+    target: float | None = None
+    """Mean return of the last 100 episodes at which the training stops."""
+    run_dir: str | Path | None = None
+    """Directory of the run; None: ``runs/<env>-<time>``."""
+    max_lag: int = 1
+    """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
+    deterministic: bool = False
+    """Give the same numbers for the same seed. Synchronous, and so slower."""
+    save_interval: int = 50
+    """Updates between two checkpoints."""
+    device: str = "cpu"
+    """Torch device of the learner."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the algorithm and of the runner; they override the preset's."""
+    env_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+
+
+def resolve_options(options: Options) -> Options:
+    """Check the options and complete them: what is None, and settings that are not given, come from the preset."""
+    check_algorithm(options.algo)
+    if options.collectors < 1:
+        raise OptionError(f"collectors must be at least 1, found {options.collectors}")
+    try:
+        backend = check_backend(options.backend or backend_for(options.env))
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    preset = preset_for(options.env, options.algo)
+    config = {**preset.config, **options.config}
+    networks = preset.config.get("network"), options.config.get("network")
+    if isinstance(networks[0], Mapping) and isinstance(networks[1], Mapping):
+        config["network"] = {**networks[0], **networks[1]}
+    return replace(
+        options,
+        backend=backend,
+        num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
+        max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
+        target=preset.target if options.target is None else options.target,
+        run_dir=options.run_dir or Path("runs") / f"{env_label(options.env)}-{time.strftime('%Y%m%d-%H%M%S')}",
+        config=config,
+    )
+
+
+def load_options(run_dir: str | Path) -> Options:
+    """Read the options of a run, to resume it or to evaluate its policy."""
+    path = Path(run_dir) / "config.json"
+    if not path.exists():
+        raise OptionError(f"{run_dir} is not a run: it has no config.json")
+    saved = json.loads(path.read_text())["options"]
+    if saved["env"] is None:
+        raise OptionError(f"{run_dir} was trained on a function, which config.json cannot name; resume it from Python")
+    return Options(**{**saved, "run_dir": run_dir})
+
+
+def env_label(env: Any) -> str:
+    """Name an environment in titles and directories."""
+    if not isinstance(env, str):
+        name = getattr(env, "__name__", "")
+        return name if name.isidentifier() else "env"
+    return Path(env).stem if env.endswith(".so") else env.replace("/", "-")
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+RUNNER_SETTINGS: dict[str, type] = {**SETTINGS, "env_workers": int, "seed": int, "torch_threads": int}
+"""Settings that every algorithm takes in ``rl_cfg``, besides those of its ``Config``."""
+
+_OPTION_NAMES = (
+    "collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds",
+)  # fmt: skip
+"""Options that a command line has flags for, so that ``--set`` refuses them."""
+
+
+def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
+    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has."""
+    from memlane.train.networks import NetworkConfig
+
+    known = {each.name for each in fields(config_type)} | RUNNER_SETTINGS.keys()
+    of_network = {each.name for each in fields(NetworkConfig)}
+    network = settings.get("network")
+    if isinstance(network, Mapping):
+        _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
+    dotted = {f"network.{name}" for name in of_network}
+    _refuse_unknown("rl_cfg keys", settings.keys() - known, known, known | dotted)
+
+
+def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
+    answers = [f"{name!r}{f' ({hint})' if (hint := _hint(name, suggested)) else ''}" for name in sorted(unknown)]
+    if answers:
+        raise TypeError(f"unknown {what}: {', '.join(answers)}; known are {', '.join(sorted(known))}")
+
+
+def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
+    """Make an algorithm's ``Config``. Settings of the runner are ignored; ``network`` may be a dict."""
+    from memlane.train.networks import NetworkConfig
+
+    names = {each.name for each in fields(config_type)} - {"network"}
+    values = {name: value for name, value in settings.items() if name in names}
+    network = settings.get("network")
+    if isinstance(network, Mapping):
+        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
+    return config_type(**values) if network is None else config_type(**values, network=network)
+
+
+def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
+    """Read settings written as ``learning_rate=1e-3`` or ``network.hidden=(128,128)``, and check their types."""
+    from memlane.train.networks import NetworkConfig
+
+    check_algorithm(algo)
+    types = get_type_hints(algorithm_for(algo).Config) | RUNNER_SETTINGS
+    types = {name: kind for name, kind in types.items() if name not in ("network", *_OPTION_NAMES)}
+    types |= {f"network.{name}": kind for name, kind in get_type_hints(NetworkConfig).items()}
+    settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise OptionError(f"a setting is written KEY=VALUE, found {text!r}")
-        if name in _FLAGS:
-            raise OptionError(f"{name} has an option of its own: --{name.replace('_', '-')}")
-        part, dot, of_network = name.partition(".")
-        if dot and part == "network" and of_network in inside:
-            found.setdefault("network", {})[of_network] = _value(name, value, inside[of_network])
-        elif name in known:
-            found[name] = _value(name, value, known[name])
+        if name in _OPTION_NAMES:
+            raise OptionError(f"{name} has an option of its own: {_flag(name)}")
+        if name not in types:
+            hint = _hint(name, types)
+            known = ", ".join(sorted(types))
+            raise OptionError(f"unknown setting {name!r}{f'; {hint}' if hint else ''} (known are {known})")
+        parsed = _parse_value(name, value, types[name])
+        if name.startswith("network."):
+            settings.setdefault("network", {})[name.removeprefix("network.")] = parsed
         else:
-            names = [*(one.name for one in fields(config) if one.name != "network"), *_RUNNER]
-            names += [f"network.{one}" for one in inside]
-            raise OptionError(f"there is no setting {name!r}; there are {', '.join(sorted(names))}")
-    return found
+            settings[name] = parsed
+    return settings
 
 
-def _value(name: str, text: str, kind: Any) -> Any:
+def _parse_value(name: str, text: str, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if text not in get_args(kind):
-            raise OptionError(f"{name} must be one of {', '.join(get_args(kind))}, found {text!r}")
+            hint = did_you_mean(text, get_args(kind))
+            raise OptionError(f"{name} must be one of {', '.join(get_args(kind))}, found {text!r}{hint}")
         return text
-    value = _read(text)
+    value = _parse_literal(text)
     if get_origin(kind) is tuple:
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if not all(type(one) is int for one in values):
+        if not all(type(each) is int for each in values):
             raise OptionError(f"{name} must be integers such as (64,64), found {text!r}")
         return values
     if kind is float and type(value) is int:
@@ -60,18 +194,112 @@ def _value(name: str, text: str, kind: Any) -> Any:
     if kind is int and type(value) is float and value.is_integer():
         return int(value)  # 1e5
     if type(value) is not kind:
-        raise OptionError(f"{name} must be {_WORDS[kind]}, found {text!r}")
+        raise OptionError(f"{name} must be {_TYPE_NAMES[kind]}, found {text!r}")
     return value
 
 
-_WORDS = {int: "an integer", float: "a number", bool: "true or false"}
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
 
 
-def _read(text: str) -> Any:
-    """As JSON or as Python has it; else the text itself."""
-    for read in (json.loads, ast.literal_eval):
+def _parse_literal(text: str) -> Any:
+    """Read JSON or a Python literal; anything else stays text."""
+    for parse in (json.loads, ast.literal_eval):
         try:
-            return read(text)
+            return parse(text)
         except (ValueError, SyntaxError):
             continue
     return text
+
+
+# ------------------------------------------------------------------------------------------- names of other libraries
+
+
+def check_algorithm(algo: str) -> str:
+    """Return the name of an algorithm; ``OptionError`` if there is none of that name."""
+    if algo not in ALGORITHMS:
+        hint = did_you_mean(algo, ALGORITHMS, _ALGORITHM_SYNONYMS)
+        raise OptionError(f"algo must be one of {', '.join(ALGORITHMS)}, found {algo!r}{hint}")
+    return algo
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """What to write instead of an unknown setting: a known name, or a sentence about it. Empty: nothing is near."""
+    known = list(known)
+    if name in known:  # network.hidden is for text; in a dict it is nested
+        part, _, rest = name.partition(".")
+        return f"write {part!r}: {{{rest!r}: ...}}"
+    synonym = next((each for each in _SYNONYMS.get(name, ()) if each in known), None)
+    if synonym is None:
+        if name in _EXPLANATIONS:
+            return _EXPLANATIONS[name]
+        option = _OPTION_SYNONYMS.get(name, name if name in _OPTION_NAMES else None)
+        if option is not None:
+            return f"did you mean the option {option}, {_flag(option)} of the command?"
+    return did_you_mean(name, known, {} if synonym is None else {name: synonym}).removeprefix("; ")
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
+_ALGORITHM_SYNONYMS = {
+    "ppo": "appo", "impala": "appo", "a2c": "appo", "a3c": "appo", "recurrentppo": "appo", "ppo_lstm": "appo",
+    "td3": "sac", "ddpg": "sac", "tqc": "sac", "crossq": "sac",
+    "ddqn": "dqn", "rainbow": "dqn", "c51": "dqn", "qrdqn": "dqn",
+}  # fmt: skip
+"""Algorithms of other libraries, and the nearest one of memlane's."""
+
+_SYNONYMS: dict[str, tuple[str, ...]] = {
+    "n_steps": ("n_step", "num_steps"),  # SB3: n-step returns off-policy, steps of a rollout on-policy
+    "rollout_length": ("num_steps",), "unroll_length": ("num_steps",), "horizon": ("num_steps",),
+    "steps": ("num_steps",),
+    "n_epochs": ("update_epochs",), "num_epochs": ("update_epochs",), "epochs": ("update_epochs",),
+    "num_learning_epochs": ("update_epochs",),
+    "batch_size": ("minibatch_size",), "minibatch": ("minibatch_size",), "mini_batch_size": ("minibatch_size",),
+    "minibatch_size": ("batch_size",), "batch": ("batch_size", "minibatch_size"),
+    "clip_range": ("clip_coef",), "clip_param": ("clip_coef",), "clip": ("clip_coef",), "clip_ratio": ("clip_coef",),
+    "lam": ("gae_lambda",), "lambda": ("gae_lambda",), "lambda_": ("gae_lambda",),
+    "entropy_coef": ("ent_coef", "temperature"), "entropy_coeff": ("ent_coef", "temperature"),
+    "ent_coef": ("temperature",), "alpha": ("temperature", "priority_alpha"),
+    "value_coef": ("vf_coef",), "value_loss_coef": ("vf_coef",), "vf_loss_coeff": ("vf_coef",),
+    "lr": ("learning_rate",), "policy_lr": ("learning_rate",), "q_lr": ("learning_rate",),
+    "schedule": ("lr_schedule",), "norm_adv": ("normalize_advantages",),
+    "normalize_advantage": ("normalize_advantages",),
+    "stop_kl": ("target_kl",), "kl_target": ("desired_kl",), "grad_clip": ("max_grad_norm",), "discount": ("gamma",),
+    "capacity": ("buffer_size",), "replay_size": ("buffer_size",), "memory_size": ("buffer_size",),
+    "warm_up": ("learning_starts",), "warmup_steps": ("learning_starts",), "random_steps": ("learning_starts",),
+    "exploration_initial_eps": ("epsilon_start",), "start_e": ("epsilon_start",), "epsilon": ("epsilon_start",),
+    "exploration_final_eps": ("epsilon_end",), "end_e": ("epsilon_end",), "final_epsilon": ("epsilon_end",),
+    "target_network_frequency": ("target_update_interval",), "target_update_freq": ("target_update_interval",),
+    "polyak": ("tau",), "utd_ratio": ("samples_per_insert",), "replay_ratio": ("samples_per_insert",),
+    "prioritized_replay_alpha": ("priority_alpha",), "prioritized_replay_beta": ("priority_beta",),
+    "beta": ("priority_beta",), "nstep": ("n_step",), "multi_step": ("n_step",), "double_q": ("double",),
+    "net_arch": ("network.hidden", "hidden"), "hidden_sizes": ("network.hidden", "hidden"),
+    "hidden": ("network.hidden",),
+    "lstm_hidden_size": ("network.lstm", "lstm"), "log_std_init": ("network.log_std", "log_std"),
+    "norm_obs": ("network.normalize_observations", "normalize_observations"), "policy_kwargs": ("network",),
+    "num_threads": ("torch_threads",), "timeout": ("rollout_timeout",),
+}  # fmt: skip
+"""Settings of Stable-Baselines3, CleanRL, RLlib and rsl_rl, and memlane's; the first one that the algorithm has is
+suggested."""
+
+_OPTION_SYNONYMS = {
+    "total_timesteps": "max_steps", "max_timesteps": "max_steps", "n_envs": "num_envs", "num_workers": "collectors",
+    "num_actors": "collectors", "num_collectors": "collectors", "sim_backend": "backend", "random_seed": "seed",
+}  # fmt: skip
+"""Settings of other libraries that are options of a training here."""
+
+_EXPLANATIONS = {
+    "num_minibatches": "set minibatch_size instead: num_steps * environments / num_minibatches",
+    "anneal_lr": "set lr_schedule instead: linear or constant",
+    "train_freq": "set samples_per_insert instead: batch_size * gradient steps / environment steps",
+    "train_frequency": "set samples_per_insert instead: batch_size * gradient steps / environment steps",
+    "gradient_steps": "set samples_per_insert instead: batch_size * gradient steps / environment steps",
+    "policy_frequency": "the actor is updated in every gradient step",
+    "target_network_frequency": "target networks follow by tau in every gradient step",
+    "target_update_interval": "target networks follow by tau in every gradient step",
+    "autotune": "the temperature is learned unless it is set",
+    "clip_vloss": "the value loss is not clipped",
+    "clip_range_vf": "the value loss is not clipped",
+}
+"""Settings of other libraries that no single setting replaces."""

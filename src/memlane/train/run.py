@@ -1,12 +1,12 @@
-"""Run: a folder with what a training was told, what it measured, and what it learned.
+"""Run: the directory of a training, with its options, metrics and checkpoints.
 
-config.json      what it was told
-metrics.csv      a line for every update
-events.*         the same for TensorBoard, when it is installed
-checkpoint.pt    all that is needed to go on
-replay.memlane   the rest of it, off-policy
-result.json      how it ended, and the last policy's evaluation
-report.html      plots of all that
+config.json      options and versions
+metrics.csv      one line per update
+events.*         the same metrics for TensorBoard, if it is installed
+checkpoint.pt    everything that is needed to resume
+replay.memlane   the replay, part of the checkpoint of an off-policy run
+result.json      why the training stopped, and the evaluation of its last policy
+report.html      plots
 """
 
 from __future__ import annotations
@@ -25,78 +25,91 @@ import torch
 
 from memlane.runner.protocols import Event
 
-_RECENT = 100
-"""Episodes that a mean return is of."""
+_RECENT_EPISODES = 100
+"""Episodes that a mean return is taken over."""
 
 
 @dataclass
 class Metrics:
-    """What one update leaves to be told."""
+    """Measurements of one update."""
 
     iteration: int = 0
+    """Updates since the start of the training."""
     env_steps: int = 0
+    """Environment steps since the start of the training."""
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that ended in these rollouts."""
+    """Returns of the episodes that ended in the rollouts of this update."""
     lengths: list[int] = field(default_factory=list)
+    """Lengths of the episodes that ended in the rollouts of this update."""
     lags: list[int] = field(default_factory=list)
-    """Of each rollout: how many versions the weights were ahead."""
+    """Weight versions that the learner was ahead of each rollout."""
     version: int = 0
+    """Version of the weights that this update published."""
     wait_ns: int = 0
-    """How long the learner waited for rollouts."""
+    """Nanoseconds that the learner waited for rollouts."""
     learn_ns: int = 0
+    """Nanoseconds that the learner spent on everything else."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Of all collectors, since the start."""
+    """Counters of all collectors since the start of the process."""
     ring_slots: int = 1
+    """Slots of the ring of rollouts."""
     learning: dict[str, float] = field(default_factory=dict)
+    """Metrics of the algorithm, such as its losses."""
     events: list[Event] = field(default_factory=list)
-    # What the run adds:
+    """Collectors that were lost or joined since the update before."""
+    # ``Run.record`` fills in the rest:
     seconds: float = 0.0
+    """Seconds of training, those before a resume included."""
     mean_return: float = float("nan")
-    """Of the last hundred episodes."""
+    """Mean return of the last 100 episodes; nan before the first one has ended."""
     steps_per_second: float = 0.0
+    """Environment steps per second since the update before."""
     learner_busy: float = 0.0
-    """The share of its time that the learner learned."""
+    """Share of its time that the learner did not wait."""
     collectors_busy: float = 0.0
-    """The share of their time that the collectors collected."""
+    """Share of their time that the collectors did not wait."""
     env_share: float = 0.0
-    """Of what collectors did, the share that was stepping environments."""
+    """Share of the collectors' busy time that environments took; the policy took the rest."""
 
     def compare(self, before: Metrics, learn_ns: int, wait_ns: int) -> None:
-        """Speed and shares since an earlier update; the learner learned and waited so long since then."""
-        took = max(self.seconds - before.seconds, 1e-9)
-        self.steps_per_second = (self.env_steps - before.env_steps) / took
+        """Set the rates and shares since an earlier update; the learner was busy and waited for that long meanwhile."""
+        elapsed = max(self.seconds - before.seconds, 1e-9)
+        self.steps_per_second = (self.env_steps - before.env_steps) / elapsed
         self.learner_busy = learn_ns / max(learn_ns + wait_ns, 1)
-        spent = {key: self.counters.get(key, 0) - before.counters.get(key, 0) for key in _TIMES}
-        busy = spent["env_ns"] + spent["policy_ns"]
-        self.collectors_busy = busy / max(sum(spent.values()), 1)
-        self.env_share = spent["env_ns"] / max(busy, 1)
+        times = {key: self.counters.get(key, 0) - before.counters.get(key, 0) for key in _TIMES}
+        busy = times["env_ns"] + times["policy_ns"]
+        self.collectors_busy = busy / max(sum(times.values()), 1)
+        self.env_share = times["env_ns"] / max(busy, 1)
 
 
 class Run:
-    """The folder of one training. Goes on where it stopped when the folder is there already."""
+    """The directory of one training. An existing directory is continued."""
 
     def __init__(
-        self, folder: str | Path, config: Mapping[str, Any] | None = None, *, tensorboard: bool = True
+        self, run_dir: str | Path, config: Mapping[str, Any] | None = None, *, tensorboard: bool = True
     ) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.run_dir = Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
         if config is not None:
-            _write(self.folder / "config.json", json.dumps(config, indent=2, default=str).encode())
-        self.begin = time.monotonic()
+            _replace_file(self.run_dir / "config.json", json.dumps(config, indent=2, default=str).encode())
+        self.started = time.monotonic()
         self.seconds_before = 0.0
-        self.recent: deque[float] = deque(maxlen=_RECENT)
+        """Seconds of training before this process resumed it."""
+        self.recent_returns: deque[float] = deque(maxlen=_RECENT_EPISODES)
         self.latest = Metrics()
+        """Metrics of the last update."""
+        self.listeners: list[Any] = []
+        """Functions that are called with the metrics of each update."""
         self._rows: csv.DictWriter[str] | None = None
         self._file: Any = None
-        self._board = _board(self.folder) if tensorboard else None
-        self.listeners: list[Any] = []
-        """Called with each update's metrics."""
+        self._board = _open_tensorboard(self.run_dir) if tensorboard else None
 
     def record(self, metrics: Metrics) -> None:
-        """Complete the metrics, and write them down."""
-        self.recent.extend(metrics.returns)
-        metrics.seconds = self.seconds_before + time.monotonic() - self.begin
-        metrics.mean_return = sum(self.recent) / len(self.recent) if self.recent else float("nan")
+        """Complete the metrics of an update, write them, and call the listeners."""
+        self.recent_returns.extend(metrics.returns)
+        metrics.seconds = self.seconds_before + time.monotonic() - self.started
+        if self.recent_returns:
+            metrics.mean_return = sum(self.recent_returns) / len(self.recent_returns)
         metrics.compare(self.latest, metrics.learn_ns, metrics.wait_ns)
         row = as_row(metrics)
         if self._rows is None:
@@ -106,55 +119,58 @@ class Run:
         self._file.flush()
         if self._board is not None:
             for name, value in row.items():
-                if value == value:  # not for nan
+                if value == value:  # not nan
                     self._board.add_scalar(name, value, metrics.env_steps)
         self.latest = metrics
         for listener in self.listeners:
             listener(metrics)
 
     def _open_rows(self, names: list[str]) -> None:
-        path = self.folder / "metrics.csv"
-        fresh = not path.exists() or not path.stat().st_size
+        path = self.run_dir / "metrics.csv"
+        is_new = not path.exists() or not path.stat().st_size
         self._file = path.open("a", newline="")
         self._rows = csv.DictWriter(self._file, names)
-        if fresh:
+        if is_new:
             self._rows.writeheader()
 
     def save(self, checkpoint: Mapping[str, Any]) -> Path:
-        """Replaced as a whole: whoever is killed meanwhile leaves the one before."""
-        path = self.folder / "checkpoint.pt"
-        almost = path.with_suffix(".new")
-        extra = {"seconds": self.latest.seconds, "recent": list(self.recent)}
-        torch.save({**checkpoint, "run": extra}, almost)
-        os.replace(almost, path)
+        """Replace checkpoint.pt in one step: a process that is killed meanwhile leaves the previous one."""
+        path = self.run_dir / "checkpoint.pt"
+        temporary = path.with_suffix(".new")
+        extra = {"seconds": self.latest.seconds, "recent_returns": list(self.recent_returns)}
+        torch.save({**checkpoint, "run": extra}, temporary)
+        os.replace(temporary, path)
         return path
 
     def load(self) -> dict[str, Any]:
-        """The checkpoint. The run goes on counting from there."""
-        path = self.folder / "checkpoint.pt"
+        """Read the checkpoint, and continue the metrics from there."""
+        path = self.run_dir / "checkpoint.pt"
         if not path.exists():
-            raise FileNotFoundError(f"{self.folder} has no checkpoint.pt; a run writes one every save_interval updates")
-        found: dict[str, Any] = torch.load(path, weights_only=True)
-        self.seconds_before = found["run"]["seconds"]
-        self.recent.extend(found["run"]["recent"])
-        self.latest = Metrics(found["iteration"], found["env_steps"], seconds=self.seconds_before)
-        self._forget_after(found["iteration"])
-        return found
+            raise FileNotFoundError(
+                f"{self.run_dir} has no checkpoint.pt; a run writes one every save_interval updates"
+            )
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+        self.seconds_before = checkpoint["run"]["seconds"]
+        self.recent_returns.extend(checkpoint["run"]["recent_returns"])
+        self.latest = Metrics(checkpoint["iteration"], checkpoint["env_steps"], seconds=self.seconds_before)
+        self._drop_rows_after(checkpoint["iteration"])
+        return checkpoint
 
-    def _forget_after(self, iteration: int) -> None:
-        """Updates that were made after the checkpoint will be made again."""
-        path = self.folder / "metrics.csv"
+    def _drop_rows_after(self, iteration: int) -> None:
+        """Remove the updates after the checkpoint from metrics.csv: they will be made again."""
+        path = self.run_dir / "metrics.csv"
         if not path.exists():
             return
         head, *lines = path.read_text().splitlines()
-        place = head.split(",").index("iteration")
+        column = head.split(",").index("iteration")
         kept = [
-            line for line in lines if line.count(",") == head.count(",") and int(line.split(",")[place]) <= iteration
+            line for line in lines if line.count(",") == head.count(",") and int(line.split(",")[column]) <= iteration
         ]
-        _write(path, "\n".join([head, *kept, ""]).encode())
+        _replace_file(path, "\n".join([head, *kept, ""]).encode())
 
     def write(self, name: str, content: str) -> Path:
-        return _write(self.folder / name, content.encode())
+        """Write a text file into the directory, in one step."""
+        return _replace_file(self.run_dir / name, content.encode())
 
     def close(self) -> None:
         if self._file is not None:
@@ -167,7 +183,7 @@ _TIMES = ("env_ns", "policy_ns", "wait_ns")
 
 
 def as_row(metrics: Metrics) -> dict[str, Any]:
-    """The numbers of one update, flat."""
+    """The metrics of one update as a flat row of numbers."""
     lags = metrics.lags or [0]
     return {
         "iteration": metrics.iteration,
@@ -191,7 +207,7 @@ def as_row(metrics: Metrics) -> dict[str, Any]:
 
 
 def bottleneck(metrics: Metrics) -> str:
-    """One sentence: what is waiting for what."""
+    """One sentence: what waits for what."""
     if metrics.learner_busy < 0.6 and metrics.collectors_busy > 0.8:
         what = "environments" if metrics.env_share > 0.5 else "the policy in the collectors"
         return f"The learner waits for rollouts; most of their time goes into {what}."
@@ -203,17 +219,17 @@ def bottleneck(metrics: Metrics) -> str:
     return "Learner and collectors are both busy."
 
 
-def _write(path: Path, content: bytes) -> Path:
-    almost = path.with_name(path.name + ".new")
-    almost.write_bytes(content)
-    os.replace(almost, path)
+def _replace_file(path: Path, content: bytes) -> Path:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
     return path
 
 
-def _board(folder: Path) -> Any:
-    """TensorBoard's writer, if it is installed."""
+def _open_tensorboard(run_dir: Path) -> Any:
+    """TensorBoard's writer; None if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(run_dir))

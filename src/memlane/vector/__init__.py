@@ -1,11 +1,16 @@
-"""Vector environments: many environments in worker processes, through shared memory."""
+"""Vector environments: many environments in worker processes, through shared memory.
+
+``AsyncVectorEnv`` is the front door. The adapters for other libraries are in ``memlane.vector.adapters``, and the
+parts that ``AsyncVectorEnv`` is made of in ``memlane.vector.lowlevel``.
+"""
 
 from memlane.spaces import Capacity, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from memlane.vector.adapters.gymnasium import as_gymnasium_async
 from memlane.vector.adapters.pettingzoo import AgentsVectorEnv
 from memlane.vector.adapters.torch import as_tensors
-from memlane.vector.async_vector_env import AsyncState, AsyncVectorEnv
+from memlane.vector.async_vector_env import AsyncVectorEnv
 from memlane.vector.errors import CallTimeout, RemoteTraceback, RestartLimit, WorkerDied, WorkerError
+from memlane.vector.supervisor import AsyncState
 from memlane.vector.worker import shared_assets
 
 __all__ = [

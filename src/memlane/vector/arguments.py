@@ -1,4 +1,4 @@
-"""Arguments: what callers say to a vector environment, checked."""
+"""Arguments: checks of what callers pass to a vector environment."""
 
 from __future__ import annotations
 
@@ -10,31 +10,49 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 from numpy.typing import NDArray
 
+from memlane.core.suggestions import did_you_mean
+
+
+def require_choice(name: str, value: object, choices: Sequence[str], default: str = "") -> None:
+    """Raise a ``ValueError`` unless ``value`` is one of ``choices``. ``default`` describes another value that is
+    allowed."""
+    if value not in choices:
+        raise ValueError(f"{name} must be {default}{_one_of(choices)}, found {value!r}{_hint(value, choices)}")
+
+
+def _one_of(choices: Sequence[str]) -> str:
+    *others, last = [repr(choice) for choice in choices]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _hint(value: object, choices: Sequence[str]) -> str:
+    return did_you_mean(value, choices) if isinstance(value, str) else ""
+
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """A seed for each environment."""
+    """One seed for each environment; an integer is the seed of the first, and each next one gets one more."""
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
         return [int(seed) + env for env in range(num_envs)]
     if isinstance(seed, str | bytes) or not hasattr(seed, "__len__"):
-        raise TypeError(f"seed must be None, a whole number, or a list of these, found {seed!r}")
+        raise TypeError(f"seed must be None, an integer, or a list of these, found {seed!r}")
     if len(seed) != num_envs:
         raise ValueError(
             f"If seeds are passed as a list the length must match num_envs={num_envs} but got length={len(seed)}."
         )
-    return [None if one is None else _whole(one) for one in seed]
+    return [None if env_seed is None else _as_integer(env_seed) for env_seed in seed]
 
 
-def _whole(seed: Any) -> int:
+def _as_integer(seed: Any) -> int:
     try:
         return operator.index(seed)
     except TypeError:
-        raise TypeError(f"a seed must be None or a whole number, found {seed!r}") from None
+        raise TypeError(f"each seed must be None or an integer, found {seed!r}") from None
 
 
 def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
-    """``options["reset_mask"]``: which environments are to be reset."""
+    """``options["reset_mask"]``, checked: True for the environments to reset."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"`options['reset_mask']` must be a numpy array, got {type(mask)}")
     if mask.shape != (num_envs,):
@@ -49,19 +67,19 @@ def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
 
 
 def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[Any]:
-    """Which environments are sent an action; those in ``busy`` have one already."""
+    """The environments to send an action, checked; None is all of them. None of them may be in ``busy``."""
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
     if ids.shape == (0,):
         return ids.astype(np.int64, copy=False)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise TypeError(f"env_ids must be whole numbers in one dimension, found {ids.dtype}, shape {ids.shape}")
+        raise TypeError(f"env_ids must be integers in one dimension, found dtype {ids.dtype}, shape {ids.shape}")
     numbers = set(ids.tolist())
     if len(numbers) != len(ids):
         raise ValueError(f"env_ids must name each environment once, found {ids.tolist()}")
     if ids.min() < 0 or ids.max() >= num_envs:
-        raise IndexError(f"env_ids must lie in 0 to {num_envs - 1}, found {ids.min()} to {ids.max()}")
+        raise IndexError(f"env_ids must be from 0 to {num_envs - 1}, found {ids.min()} to {ids.max()}")
     if twice := numbers.intersection(busy):
         raise AlreadyPendingCallError(
-            f"environments {sorted(twice)} have an action already; `recv` what they make of it first", "recv"
+            f"environments {sorted(twice)} have a pending action; call `recv` for their results first", "recv"
         )
     return ids.astype(np.int64, copy=False)

@@ -1,19 +1,18 @@
-"""AsyncVectorEnv: environments in worker processes, in place of ``gymnasium.vector.AsyncVectorEnv``.
+"""AsyncVectorEnv: environments in worker processes, a drop-in replacement for ``gymnasium.vector.AsyncVectorEnv``.
 
-The same constructor, methods, return values, exceptions and log lines. What it adds: fewer workers than environments,
-everything of a step in one segment of shared memory, ``send`` and ``recv`` for stragglers, and workers that are
-replaced when they die. ``steps`` says how a step travels, ``worker`` what happens at the other end, ``conductor`` who
-waits for whom.
+It has the same constructor, methods, return values, exceptions and log lines. It adds: fewer workers than environments,
+one segment of shared memory for everything of a step, ``send`` and ``recv`` for slow environments, and workers that are
+restarted when they die. ``step_segment`` describes the shared memory, ``worker`` the other end, and ``supervisor`` owns
+everything that is pending.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import inspect
+import multiprocessing as mp
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -29,52 +28,81 @@ from numpy.typing import NDArray
 
 from memlane.core import Segment, WaitTimeout
 from memlane.core.layout import FieldSpec
-from memlane.spaces import Column, fields_of
+from memlane.core.suggestions import did_you_mean
+from memlane.spaces import fields_of
 from memlane.spaces.registered import RegisteredColumn
-from memlane.vector import infos as entries
-from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
-from memlane.vector.errors import CallTimeout, WorkerDied
+from memlane.vector.arguments import env_ids_of, require_choice, reset_mask_of, seeds_of
+from memlane.vector.errors import CallTimeout
+from memlane.vector.infos import InfoColumn, Kind, PackedInfos, as_range, merge, pack, unpack
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
 from memlane.vector.rollout_slot import store_observations, store_step
-from memlane.vector.step_segment import Plan, Steps, split
-from memlane.vector.supervisor import OnError, Supervisor
-from memlane.vector.worker_handles import Workers
+from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
+from memlane.vector.supervisor import AsyncState, OnError, Supervisor
+from memlane.vector.worker_handles import WorkerPool
 
 _CLOSE_SECONDS = 5.0
-
-
-class AsyncState(enum.Enum):
-    """What a vector environment is waiting for."""
-
-    DEFAULT = "default"
-    WAITING_RESET = "reset"
-    WAITING_STEP = "step"
-    WAITING_CALL = "call"
-    WAITING_RECV = "recv"
+"""How long ``close`` waits for workers to exit before it kills them."""
+_SYNONYMS = {"start_method": "context", "num_processes": "num_workers", "n_workers": "num_workers"}
+"""Arguments of other libraries' vector environments."""
 
 
 class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
-    """Environments that run in parallel in worker processes.
+    """Environments that run in parallel in worker processes, with everything of a step in shared memory.
+
+    A drop-in replacement for ``gymnasium.vector.AsyncVectorEnv``:
 
     >>> import gymnasium
     >>> envs = AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4, num_workers=2)
     >>> observations, infos = envs.reset(seed=1)
-    >>> observations.shape
-    (4, 4)
+    >>> observations, rewards, terminated, truncated, infos = envs.step([0, 1, 0, 1])
+    >>> observations.shape, rewards.tolist()
+    ((4, 4), [1.0, 1.0, 1.0, 1.0])
+
+    ``send`` and ``recv`` do not wait for the slowest environment:
+
+    >>> envs.send([0, 1, 0, 1])
+    >>> observations, rewards, terminated, truncated, infos, env_ids = envs.recv(min_envs=2)
+    >>> len(env_ids) >= 2
+    True
+    >>> while len(env_ids) < 4:  # the results of the others
+    ...     env_ids = [*env_ids, *envs.recv()[-1]]
     >>> envs.close()
+
+    **Who may call.** One thread of the process that made it; a forked child must not use it. Between an ``_async``
+    method and its ``_wait``, or between ``send`` and the last ``recv``, other calls raise ``AlreadyPendingCallError``.
+
+    **What a batch is.** With ``copy=True`` (the default) every batch of observations is the caller's own. With
+    ``copy=False`` it is a read-only view of the shared memory, on loan until the next ``reset``, ``step`` or ``send``;
+    with ``MEMLANE_DEBUG=1`` a use after that raises ``StaleView``. Rewards, flags, infos and the results of ``recv``
+    are always copies.
+
+    **When a worker dies**, the call that waits for it ends within a second. With ``on_error="raise"`` it raises
+    ``WorkerDied``, which names the worker, its environments, the signal and the last step; every later call raises
+    ``ClosedEnvironmentError``. With ``on_error="restart"`` the worker is restarted and the call returns: the episodes
+    of its environments are truncated with reward 0, ``infos["restarted"]`` has the cause, and the other environments
+    lose nothing. The same holds for an environment that raises (restarted alone, within its worker) and for a worker
+    that hangs longer than ``step_timeout`` (killed). More than ``max_restarts`` within ``restart_window`` seconds raise
+    ``RestartLimit``. When this process dies, its workers are gone within a second.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A custom ``worker`` speaks Gymnasium's pipes, so Gymnasium's own class serves it."""
-        given = inspect.signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
-        if given.pop("worker", None) is None:
+        """With a custom ``worker``, which needs Gymnasium's pipes, an instance of Gymnasium's own class."""
+        parameters = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            for name in kwargs.keys() - parameters.keys():
+                hint = did_you_mean(name, parameters.keys() - {"self"}, _SYNONYMS)
+                raise TypeError(f"AsyncVectorEnv got an unknown argument {name!r}{hint}")
+        arguments = inspect.signature(cls.__init__).bind_partial(None, *args, **kwargs).arguments
+        if arguments.pop("worker", None) is None:
             return super().__new__(cls)
-        theirs = gymnasium.vector.async_vector_env.AsyncVectorEnv
-        ours = given.keys() - inspect.signature(theirs).parameters.keys() - {"self"}
-        if ours:
-            raise TypeError(f"with a custom worker, {sorted(ours)} mean nothing: only memlane's workers know them")
-        return theirs(*args, **kwargs)
+        gymnasium_class = gymnasium.vector.async_vector_env.AsyncVectorEnv
+        unknown = arguments.keys() - inspect.signature(gymnasium_class).parameters.keys() - {"self"}
+        if unknown:
+            raise TypeError(
+                f"a custom worker cannot be combined with {sorted(unknown)}: only memlane's workers use them"
+            )
+        return gymnasium_class(*args, **kwargs)
 
     def __init__(
         self,
@@ -99,27 +127,38 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         step_timeout: float | None = None,
         pin_workers: bool | None = None,
     ) -> None:
-        """The first nine arguments are Gymnasium's. ``max_concurrency`` bounds how many environments run at a time:
-        here that is the number of workers.
+        """The first nine arguments are Gymnasium's.
 
         Args:
-            num_workers: Processes; each runs a contiguous range of the environments. As many as there are cores unless
-                told otherwise.
-            capacity: How large observations of Graph and Sequence spaces can become; see ``memlane.spaces.Capacity``.
-            action_capacity: The same for actions.
-            info_spec: Numeric infos that travel in shared memory, name to (dtype, shape); the others are pickled.
-            shared_assets: Arrays that every worker gets read-only, without a copy: ``memlane.vector.shared_assets()``.
-            on_error: "raise" what went wrong, or "restart": only the environments that it hit are made anew and reset;
-                they are truncated, and ``infos["restarted"]`` says why.
-            max_restarts: With "restart", as many within ``restart_window`` seconds; one more is raised.
-            step_timeout: Seconds after which a worker that does not answer is killed and treated as dead.
-            pin_workers: Keep each worker on a core of its own. Unless told, that is done when there are as many workers
-                as cores: left alone, the kernel now and then runs two on one core and none on the other.
+            env_fns: Functions that build the environments, one for each; lambdas work with every ``context``.
+            shared_memory: Whether observations are in shared memory; otherwise they are pickled.
+            copy: Whether batches of observations are copies, or views on loan until the next step.
+            context: How workers are started: "forkserver" (default), "fork" or "spawn".
+            daemon: Whether workers are daemonic; a daemonic worker cannot have child processes.
+            worker: A custom worker function; Gymnasium's own class is returned for it.
+            observation_mode: "same", "different", or a tuple of batch and single observation space.
+            autoreset_mode: When ended episodes are reset: "NextStep", "SameStep" or "Disabled".
+            max_concurrency: The largest number of environments that run at the same time: here, of workers.
+            num_workers: Worker processes; each runs a contiguous range of the environments. Default: one per core.
+            capacity: The largest observations of Graph and Sequence spaces; see ``memlane.spaces.Capacity``.
+            action_capacity: The largest actions of Graph and Sequence spaces.
+            info_spec: Numeric infos that go through shared memory: key to (dtype, shape). Other infos are pickled.
+            shared_assets: Arrays that all workers share read-only, as ``memlane.vector.shared_assets()``.
+            on_error: "raise", or "restart" what failed: its environments are rebuilt, reset and truncated.
+            max_restarts: Restarts that are allowed within ``restart_window``.
+            restart_window: Seconds over which restarts are counted.
+            step_timeout: Seconds after which a worker that does not answer is killed and counts as dead.
+            pin_workers: Whether each worker is pinned to one core. Default: when there are as many workers as cores;
+                without it the kernel now and then runs two on one core and none on the other.
         """
         if not env_fns:
-            raise ValueError("env_fns must have at least one function that makes an environment")
-        if on_error not in ("raise", "restart"):
-            raise ValueError(f"on_error must be 'raise' or 'restart', found {on_error!r}")
+            raise ValueError("env_fns must have at least one function that builds an environment")
+        require_choice("on_error", on_error, ("raise", "restart"))
+        if context is not None:
+            require_choice("context", context, mp.get_all_start_methods(), "None, ")
+        if not isinstance(autoreset_mode, AutoresetMode):
+            require_choice("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
+        _check_observation_mode(observation_mode)
         self.env_fns = env_fns
         self.shared_memory = shared_memory
         self.copy = copy
@@ -128,40 +167,39 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.worker = worker
         self.observation_mode = observation_mode
         self.autoreset_mode = AutoresetMode(autoreset_mode)
-        self.max_concurrency = _checked_concurrency(max_concurrency)
+        self.max_concurrency = _check_concurrency(max_concurrency)
         self.num_envs = len(env_fns)
         self.on_error = on_error
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self.step_timeout = step_timeout
-        # A restart ends an episode, and in this mode the end shows the last observation.
-        self._restarts_need_last = on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._state = AsyncState.DEFAULT
-        self._told: dict[int, dict[str, Any]] = {}
-        """Infos of environments that were sent an action, until ``recv`` hands them out."""
+        # A restart ends an episode, and in this mode the end has to show the last observation.
+        self._keeps_observations = on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._unreceived_infos: dict[int, dict[str, Any]] = {}
+        """Infos of environments that were sent an action, until ``recv`` returns them."""
 
-        self.num_workers = _number_of_workers(num_workers, self.max_concurrency, self.num_envs)
-        assets = {name: _asset(array) for name, array in (shared_assets or {}).items()}
-        self._workers = Workers(
+        self.num_workers = _check_num_workers(num_workers, self.max_concurrency, self.num_envs)
+        assets = {name: _create_asset(array) for name, array in (shared_assets or {}).items()}
+        self._workers = WorkerPool(
             env_fns,
-            split(self.num_envs, self.num_workers),
+            split_envs(self.num_envs, self.num_workers),
             context=context,
             daemon=daemon,
             name=type(self).__name__,
             autoreset_mode=self.autoreset_mode,
-            heal=on_error == "restart",
+            restart_envs=on_error == "restart",
             pin=pin_workers,
             assets=assets,
         )
         ready = self._workers.start()
         try:
-            self._take_spaces(ready)
-            self._steps = self._make_steps(capacity, action_capacity, self._info_spec(dict(info_spec or {})))
+            self._set_spaces(ready)
+            self._steps = self._create_steps(capacity, action_capacity, self._complete_info_spec(dict(info_spec or {})))
             self._workers.bind(self._steps)
         except BaseException:
             self._workers.kill()
             raise
-        segment, space = self._steps.segment, self._steps.plan.observation_space
+        segment, space = self._steps.segment, self._steps.spec.observation_space
         self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
         self._supervisor = Supervisor(
             self._workers,
@@ -171,41 +209,31 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_window=restart_window,
             step_timeout=step_timeout,
         )
-        self._sent = self._supervisor.sent
 
     @property
     def restarts(self) -> int:
-        """How many workers or environments were made anew."""
+        """Workers and environments that were restarted."""
         return self._supervisor.restarts
 
     # ------------------------------------------------------------------------------------------------------ set-up
 
-    def _take_spaces(self, ready: list[Ready]) -> None:
+    def _set_spaces(self, ready: list[Ready]) -> None:
         first = ready[0]
         self.metadata = {**first.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = first.render_mode
-        observation_spaces = [said.observation_spaces[which[0]] for said in ready for which in said.which]
-        action_spaces = [said.action_spaces[which[1]] for said in ready for which in said.which]
+        observation_spaces = [part.observation_spaces[obs] for part in ready for obs, _ in part.space_indices]
+        action_spaces = [part.action_spaces[action] for part in ready for _, action in part.space_indices]
         self.single_action_space = action_spaces[0]
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         mode = self.observation_mode
-        if isinstance(mode, tuple) and len(mode) == 2:
-            if not all(isinstance(space, Space) for space in mode):
-                raise TypeError(
-                    f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
-                )
+        if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
         elif mode == "same":
             self.single_observation_space = observation_spaces[0]
             self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        elif mode == "different":
+        else:
             self.single_observation_space = observation_spaces[0]
             self.observation_space = batch_differing_spaces(observation_spaces)
-        else:
-            raise ValueError(
-                "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
-                f"space, actual got {mode}"
-            )
         for env, space in enumerate(observation_spaces):
             if mode == "same" and space != self.single_observation_space:
                 raise RuntimeError(
@@ -227,10 +255,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                     f"{space}."
                 )
 
-    def _info_spec(self, given: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-        return given
+    def _complete_info_spec(self, info_spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+        """For subclasses that declare infos of their own, once the spaces are known."""
+        return info_spec
 
-    def _make_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> Steps:
+    def _create_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> StepSegment:
         observation_space: Space[Any] | None = None
         registered: RegisteredColumn | None = None
         if self.shared_memory:
@@ -238,26 +267,35 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 fields_of(self.single_observation_space, 1, capacity)
                 observation_space = self.single_observation_space
             except CustomSpaceError:
-                registered = self._registered(capacity)
+                registered = self._create_registered(capacity)
         action_space: Space[Any] | None = self.single_action_space
         try:
             fields_of(self.single_action_space, 1, action_capacity)
         except (CustomSpaceError, TypeError):
-            action_space = None  # actions travel as messages
-        ranges = [handle.envs for handle in self._workers.handles]
-        plan = Plan(
-            self.num_envs, ranges, observation_space, action_space, registered, capacity, action_capacity, info_spec
-        )
-        self._by_message: Any = None
+            action_space = None  # actions travel in messages
+        self._message_batch: Any = None
+        """Without shared memory: the batch into which observations are concatenated."""
+        self._message_observations: list[Any] = [None] * self.num_envs
+        """Without shared memory: the last observation of each environment."""
         if observation_space is None and registered is None:
-            self._by_message = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
-            self._single: list[Any] = [None] * self.num_envs
-            with contextlib.suppress(CustomSpaceError):  # without it, the first reset must be one of all of them
-                empty = iterate(batch_space(self.single_observation_space, self.num_envs), self._by_message)
-                self._single = [deepcopy(one) for one in empty]
-        return Steps.create(plan)
+            self._message_batch = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+            with contextlib.suppress(CustomSpaceError):  # then the first reset must be of all environments
+                zeros = iterate(batch_space(self.single_observation_space, self.num_envs), self._message_batch)
+                self._message_observations = [deepcopy(observation) for observation in zeros]
+        return StepSegment.create(
+            StepSegmentSpec(
+                self.num_envs,
+                self._workers.ranges,
+                observation_space,
+                action_space,
+                registered,
+                capacity,
+                action_capacity,
+                info_spec,
+            )
+        )
 
-    def _registered(self, capacity: Any) -> RegisteredColumn:
+    def _create_registered(self, capacity: Any) -> RegisteredColumn:
         try:
             return RegisteredColumn.create(self.single_observation_space, self.num_envs, capacity)
         except CustomSpaceError as error:
@@ -271,104 +309,116 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of ``options["reset_mask"]``. An integer ``seed`` is the seed of the first
+        environment, and each next one gets one more."""
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        self._begin("reset_async")
+        """Begin a ``reset``; ``reset_wait`` returns its results."""
+        self._require_idle("reset_async")
         seeds = seeds_of(seed, self.num_envs)
         mask = np.ones(self.num_envs, np.bool_)
         if options is not None and "reset_mask" in options:
             options = dict(options)
             mask = reset_mask_of(options.pop("reset_mask"), self.num_envs)
         self._observations.end()
-        handles = self._workers.handles
-        which = [[(k, seeds[env]) for k, env in enumerate(handle.envs) if mask[env]] for handle in handles]
-        self._give(AsyncState.WAITING_RESET, self._supervisor.tell, [("reset", some, options) for some in which])
-        for handle, some in zip(handles, which, strict=True):
-            for k, env_seed in some:
-                handle.seeds[k] = env_seed
+        self._supervisor.reset(seeds, mask, options)
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
-        self._waiting("reset_wait", AsyncState.WAITING_RESET)
-        infos, _ = self._gather("reset_wait", timeout)
+        """Wait for a ``reset_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending."""
+        self._require_pending("reset_wait", AsyncState.WAITING_RESET)
+        infos, _ = self._finish("reset_wait", timeout)
         return self._batch(), infos
 
     # -------------------------------------------------------------------------------------------------------- step
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all environments; ``actions[i]`` is for environment i."""
         self.step_async(actions)
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        if self._state is not AsyncState.DEFAULT or self.closed or self._supervisor.broken:
-            self._begin("step_async")
+        """Begin a ``step``; ``step_wait`` returns its results."""
+        supervisor = self._supervisor
+        if supervisor.pending_call is not AsyncState.DEFAULT or self.closed or supervisor.broken:
+            self._require_idle("step_async")
         column = self._steps.actions
         if column is None:
             singles = list(iterate(self.action_space, actions))
             self._require_one_each(len(singles))
             self._observations.end()
-            ranges = [handle.envs for handle in self._workers.handles]
-            messages = [("step", singles[envs.start : envs.stop]) for envs in ranges]
-            self._give(AsyncState.WAITING_STEP, self._supervisor.tell, messages)
+            messages = [("step", singles[envs.start : envs.stop]) for envs in self._workers.ranges]
+            supervisor.send_messages(AsyncState.WAITING_STEP, messages)
         else:
-            if not column.fill(actions):
+            if not column.try_write_all(actions):
                 count, content = column.convert_batch(actions)
                 self._require_one_each(count)
                 column.store_batch(0, content)
             self._observations.end()
-            self._give(AsyncState.WAITING_STEP, self._supervisor.step)
+            supervisor.step()
 
     def _require_one_each(self, actions: int | None) -> None:
         if actions != self.num_envs:
             raise ValueError(f"expected actions for {self.num_envs} environments, found {actions}")
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        if self._state is not AsyncState.WAITING_STEP or self.closed or self._supervisor.broken:
-            self._waiting("step_wait", AsyncState.WAITING_STEP)
-        infos, _ = self._gather("step_wait", timeout)
+        """Wait for a ``step_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending: call ``step_wait``
+        again."""
+        supervisor = self._supervisor
+        if supervisor.pending_call is not AsyncState.WAITING_STEP or self.closed or supervisor.broken:
+            self._require_pending("step_wait", AsyncState.WAITING_STEP)
+        infos, _ = self._finish("step_wait", timeout)
         steps = self._steps
         return self._batch(), steps.rewards.copy(), steps.terminated.copy(), steps.truncated.copy(), infos
 
     def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
-        """A step straight into a slot of a rollout ring, whose arrays have a row for each environment and then one for
-        each step: ``rewards``, ``dones`` and ``truncated`` at ``index``, and the observations that came of it where the
-        next step begins: ``obs`` at ``index + 1``, or ``last_obs`` after the last. Nested observations go to
-        ``obs.<path>``. Returns the infos."""
+        """Step all environments and write the results into a slot of a rollout ring; returns the infos.
+
+        The slot's arrays have the shape (environments, steps, ...). ``rewards``, ``dones`` and ``truncated`` are
+        written at ``index``; the observations after the step go to ``obs`` at ``index + 1``, or to ``last_obs`` after
+        the last step. Nested observations go to ``obs.<path>``."""
         self.step_async(actions)
-        self._waiting("step_into", AsyncState.WAITING_STEP)
-        infos, _ = self._gather("step_into", None)
-        if self._restarts_need_last:
-            self._keep_all()
+        self._require_pending("step_into", AsyncState.WAITING_STEP)
+        infos, _ = self._finish("step_into", None)
+        if self._keeps_observations:
+            self._keep_observations()
         steps = self._steps
-        store_step(slot, index, steps.rewards, steps.terminated, steps.truncated, self._rows_for_slots())
+        store_step(slot, index, steps.rewards, steps.terminated, steps.truncated, self._rows_for_slot())
         return infos
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
-        """``reset``, with the observations where the first step begins; see ``step_into``."""
+        """``reset``, with the observations written to ``obs`` of the slot's first step; see ``step_into``."""
         self.reset_async(**kwargs)
-        infos, _ = self._gather("reset_into", None)
-        if self._restarts_need_last:
-            self._keep_all()
-        store_observations(slot, 0, self._rows_for_slots())
+        infos, _ = self._finish("reset_into", None)
+        if self._keeps_observations:
+            self._keep_observations()
+        store_observations(slot, 0, self._rows_for_slot())
         return infos
 
-    def _rows_for_slots(self) -> dict[str, NDArray[Any]]:
-        if self._steps.plan.observation_space is None:
-            raise NotImplementedError("observations that do not lie in shared memory cannot go into a slot")
+    def _rows_for_slot(self) -> dict[str, NDArray[Any]]:
+        if self._steps.spec.observation_space is None:
+            raise NotImplementedError(
+                "step_into and reset_into need observations in arrays of shared memory, found "
+                f"shared_memory={self.shared_memory} and {self.single_observation_space}"
+            )
         return self._steps.segment.views()
 
     # ------------------------------------------------------------------------------------------------ send and recv
 
     def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
-        """Let some environments make a step: ``actions[i]`` is for ``env_ids[i]``. ``recv`` has what comes of it."""
-        self._running()
-        if self._state not in (AsyncState.DEFAULT, AsyncState.WAITING_RECV):
-            self._begin("send")
-        column = self._column("send")
-        ids = env_ids_of(env_ids, self.num_envs, self._sent)
+        """Begin a step of some environments: ``actions[i]`` is for ``env_ids[i]``. ``recv`` returns the results."""
+        self._require_running()
+        if self._supervisor.pending_call not in (AsyncState.DEFAULT, AsyncState.WAITING_RECV):
+            self._require_idle("send")
+        column = self._steps.actions
+        if column is None:
+            raise NotImplementedError(
+                f"`send` needs actions in shared memory; {self.single_action_space} cannot be (use `step`)"
+            )
+        ids = env_ids_of(env_ids, self.num_envs, self._supervisor.sent_envs)
         if not len(ids):
             return
         count, content = column.convert_batch(actions)
@@ -376,124 +426,100 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
         self._observations.end()
         column.store_rows(ids, content)
-        arrivals = Counter(self._workers.of_env[ids].tolist())
-        self._steps.asked.add_each(ids, 1)
-        self._sent.update(ids.tolist())
-        self._state = AsyncState.WAITING_RECV  # whoever is interrupted now may still `recv`
-        self._supervisor.send(arrivals)
+        self._supervisor.send(ids)
 
     def recv(
         self, min_envs: int = 1, timeout: float | None = None
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
-        """What at least ``min_envs`` of the environments that were sent an action have made of it: all that are ready,
-        as copies in the order of their numbers, which come last. ``infos`` has a row for each of them, too."""
-        self._waiting("recv", AsyncState.WAITING_RECV)
-        min_envs = min(min_envs, len(self._sent))
+        """Wait for at least ``min_envs`` of the environments that were sent an action, and return the results of all
+        that are done: observations, rewards, terminated, truncated, infos and the indices of the environments, in
+        ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies."""
+        self._require_pending("recv", AsyncState.WAITING_RECV)
+        min_envs = min(min_envs, len(self._supervisor.sent_envs))
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            seen = self._supervisor.quorum.arrived
-            ready = self._ready()
-            if len(ready) >= min_envs:
-                return self._take(ready)
-            try:
-                self._supervisor.wait_for_more(seen, min_envs - len(ready), deadline)
-            except WaitTimeout:
-                raise CallTimeout(
-                    f"The call to `recv` has timed out after {timeout} second(s); {len(self._ready())} of {min_envs} "
-                    "environments are ready."
-                ) from None
+        try:
+            env_ids = self._supervisor.wait_until_ready(min_envs, deadline)
+        except WaitTimeout:
+            raise CallTimeout(
+                f"The call to `recv` has timed out after {timeout} second(s); {len(self._supervisor.ready_envs())} of "
+                f"{min_envs} environments are ready."
+            ) from None
+        return self._receive(env_ids)
 
-    def _ready(self) -> NDArray[np.int64]:
-        steps = self._steps
-        ids = np.fromiter(self._sent, np.int64, len(self._sent))
-        ids.sort()
-        asked, answered = np.empty_like(ids), np.empty_like(ids)
-        steps.asked.load_into(ids, asked)
-        steps.answered.load_into(ids, answered)
-        ready: NDArray[np.int64] = ids[answered == asked]
-        return ready
-
-    def _take(self, ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
-        mine = ids.tolist()
-        owners = [self._workers.handles[worker] for worker in sorted(set(self._workers.of_env[ids].tolist()))]
-        while True:
-            try:
-                if len(mine) == len(self._sent):
-                    self._supervisor.settle()
-                self._supervisor.hear(owners, None)
-                break
-            except WorkerDied as death:  # in the middle of what it had to say
-                self._supervisor.heal(death)
+    def _receive(self, env_ids: NDArray[np.int64]) -> tuple[Any, Any, Any, Any, dict[str, Any], NDArray[np.int64]]:
         failures = []
-        for messages in self._supervisor.heard.values():
-            for message in messages:
-                self._told.update(entries.unpack(message.infos))
-                failures.extend(message.failures)
-                self._see(message)
-        self._supervisor.heard.clear()
-        self._sent.difference_update(mine)
-        if not self._sent:
-            self._state = AsyncState.DEFAULT
+        for message in self._supervisor.read_messages(env_ids):
+            self._unreceived_infos.update(unpack(message.infos))
+            failures.extend(message.failures)
+            self._store_observations(message)
+        self._supervisor.mark_received(env_ids)
         self._raise_failures(failures, AsyncState.WAITING_RECV)
+        envs = env_ids.tolist()
+        env_infos = [
+            (row, {**self._unreceived_infos.pop(env, {}), **self._declared_info(env)}) for row, env in enumerate(envs)
+        ]
+        infos = merge(len(envs), [pack(env_infos)])
+        if self._supervisor.keeps_observations:
+            for env in envs:
+                self._supervisor.keep_observation(env, self._copy_observation(env))
         steps = self._steps
-        told = [(row, {**self._told.pop(env, {}), **self._declared_by(env)}) for row, env in enumerate(mine)]
-        infos = entries.merge(len(ids), [entries.pack(told)])
-        self._keep_last(mine)
-        return self._some(ids), steps.rewards[ids], steps.terminated[ids], steps.truncated[ids], infos, ids
+        observations = self._copy_observations(env_ids)
+        return observations, steps.rewards[env_ids], steps.terminated[env_ids], steps.truncated[env_ids], infos, env_ids
 
-    def _declared_by(self, env: int) -> dict[str, Any]:
-        return {key: column.rows[env].copy() for key, (column, told) in self._steps.infos.items() if told[env]}
+    def _declared_info(self, env: int) -> dict[str, Any]:
+        return {key: column.rows[env].copy() for key, (column, present) in self._steps.infos.items() if present[env]}
 
-    def _some(self, ids: NDArray[np.int64]) -> Any:
+    def _copy_observations(self, env_ids: NDArray[np.int64]) -> Any:
+        """A batch of the observations of these environments."""
         if self._steps.observations is not None:
-            return self._steps.observations.load_rows(ids)
-        room: Any = create_empty_array(self.single_observation_space, n=len(ids))
-        # Copies: what is batched as a tuple would be ours, and seen again in the batch of a reset of some others.
-        singles = [deepcopy(self._single[env]) for env in ids.tolist()]
-        return concatenate(self.single_observation_space, singles, room)
+            return self._steps.observations.load_rows(env_ids)
+        batch: Any = create_empty_array(self.single_observation_space, n=len(env_ids))
+        # Copies: a batch that is a tuple would have the objects that later batches show again.
+        singles = [deepcopy(self._message_observations[env]) for env in env_ids.tolist()]
+        return concatenate(self.single_observation_space, singles, batch)
 
-    def _column(self, caller: str) -> Column:
-        if self._steps.actions is None:
-            raise NotImplementedError(
-                f"`{caller}` needs actions that lie in shared memory; {self.single_action_space} do not (use `step`)"
-            )
-        return self._steps.actions
+    def _copy_observation(self, env: int) -> Any:
+        column = self._steps.observations
+        return deepcopy(self._message_observations[env] if column is None else column.read_row(env))
 
     # -------------------------------------------------------------------------------------------------------- call
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of all environments, or read an attribute; returns one result for each."""
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
-        self._begin("call_async")
-        messages = [("call", name, args, kwargs)] * self.num_workers
-        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, messages)
+        """Begin a ``call``; ``call_wait`` returns its results."""
+        self._require_idle("call_async")
+        self._supervisor.send_messages(AsyncState.WAITING_CALL, [("call", name, args, kwargs)] * self.num_workers)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        self._waiting("call_wait", AsyncState.WAITING_CALL)
-        _, results = self._gather("call_wait", timeout)
+        """Wait for a ``call_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending."""
+        self._require_pending("call_wait", AsyncState.WAITING_CALL)
+        _, results = self._finish("call_wait", timeout)
         return tuple(result for worker in range(self.num_workers) for result in results[worker])
 
     def apply(self, function: Callable[[Env[Any, Any]], Any], env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
-        """``function(env)`` in the workers, for all or some environments; what it returns, in the order of
-        ``env_ids``."""
-        self._begin("apply")
+        """Call ``function(env)`` in the workers, for all environments or those of ``env_ids``; returns the results in
+        the order of ``env_ids``."""
+        self._require_idle("apply")
         ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
-        ranges = [handle.envs for handle in self._workers.handles]
-        here = [[env - envs.start for env in ids if env in envs] for envs in ranges]
-        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, [("apply", function, which) for which in here])
-        _, results = self._gather("apply", None)
-        answered: dict[int, Any] = {}
-        for handle in self._workers.handles:
-            answered.update(zip([env for env in ids if env in handle.envs], results[handle.worker], strict=True))
-        return tuple(answered[env] for env in ids)
+        indices = [[env - envs.start for env in ids if env in envs] for envs in self._workers.ranges]
+        self._supervisor.send_messages(AsyncState.WAITING_CALL, [("apply", function, part) for part in indices])
+        _, results = self._finish("apply", None)
+        result_of: dict[int, Any] = {}
+        for worker, envs in enumerate(self._workers.ranges):
+            result_of.update(zip([env for env in ids if env in envs], results[worker], strict=True))
+        return tuple(result_of[env] for env in ids)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read an attribute of all environments."""
         return self.call(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        self._running()
+        """Set an attribute of all environments: a list or tuple has one value for each, another value is for all."""
+        self._require_running()
         if not isinstance(values, list | tuple):
             values = [values] * self.num_envs
         if len(values) != self.num_envs:
@@ -501,26 +527,28 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 "Values must be a list or tuple with length equal to the number of environments. "
                 f"Got `{len(values)}` values for {self.num_envs} environments."
             )
-        self._begin("set_attr")
-        ranges = [handle.envs for handle in self._workers.handles]
-        messages = [("set_attr", name, list(values[envs.start : envs.stop])) for envs in ranges]
-        self._give(AsyncState.WAITING_CALL, self._supervisor.tell, messages)
-        self._gather("set_attr", None)
+        self._require_idle("set_attr")
+        messages = [("set_attr", name, list(values[envs.start : envs.stop])) for envs in self._workers.ranges]
+        self._supervisor.send_messages(AsyncState.WAITING_CALL, messages)
+        self._finish("set_attr", None)
 
     def render(self) -> tuple[Any, ...] | None:
+        """The frames of all environments."""
         return self.call("render")
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seeds of the environments' random generators."""
         return self.get_attr("np_random_seed")
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of the environments' random generators."""
         return self.get_attr("np_random")
 
-    # ----------------------------------------------------------------------------------------------------- waiting
+    # ----------------------------------------------------------------------------------------------- pending calls
 
-    def _running(self) -> None:
+    def _require_running(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
         if self._supervisor.broken is not None:
@@ -529,113 +557,98 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 "on_error='restart'"
             )
 
-    def _begin(self, caller: str) -> None:
-        self._running()
-        if self._state is not AsyncState.DEFAULT:
+    def _require_idle(self, caller: str) -> None:
+        self._require_running()
+        pending = self._supervisor.pending_call
+        if pending is not AsyncState.DEFAULT:
             raise AlreadyPendingCallError(
-                f"Calling `{caller}` while waiting for a pending call to `{self._state.value}` to complete.",
-                self._state.value,
+                f"Calling `{caller}` while waiting for a pending call to `{pending.value}` to complete.", pending.value
             )
 
-    def _give(self, state: AsyncState, give: Callable[..., None], *arguments: Any) -> None:
-        """Give a command, and be waiting for it: also if Ctrl-C comes when it has just been given."""
-        self._state = state
-        try:
-            give(*arguments)
-        except BaseException:
-            if not self._supervisor.pending:
-                self._state = AsyncState.DEFAULT
-            raise
+    def _require_pending(self, caller: str, call: AsyncState) -> None:
+        self._require_running()
+        if self._supervisor.pending_call is not call:
+            before = "send" if call is AsyncState.WAITING_RECV else f"{call.value}_async"
+            raise NoAsyncCallError(f"Calling `{caller}` without any prior call to `{before}`.", call.value)
 
-    def _waiting(self, caller: str, state: AsyncState) -> None:
-        self._running()
-        if self._state is not state:
-            before = "send" if state is AsyncState.WAITING_RECV else f"{state.value}_async"
-            raise NoAsyncCallError(f"Calling `{caller}` without any prior call to `{before}`.", state.value)
-
-    def _gather(self, caller: str, timeout: float | None) -> tuple[dict[str, Any], dict[int, Any]]:
-        """Wait until all workers have done what was asked: infos, and each worker's result. A timeout leaves the call
-        pending: the same ``_wait`` may be called again, and nothing of a batch that is half done is seen."""
+    def _finish(self, caller: str, timeout: float | None) -> tuple[dict[str, Any], dict[int, Any]]:
+        """Wait until all workers are done with the pending call; returns infos, and the result of each worker. After a
+        timeout the call is still pending: the same ``_wait`` may be called again, and no half-done batch is seen."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        call = self._supervisor.pending_call
         try:
-            heard = self._supervisor.finish(deadline)
+            received = self._supervisor.finish(deadline)
         except WaitTimeout:
             raise CallTimeout(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
-        except Exception:
-            self._state = AsyncState.DEFAULT
-            raise
-        state, self._state = self._state, AsyncState.DEFAULT
-        if not heard and not self._steps.infos:
+        if not received and not self._steps.infos:
             return {}, {}
-        said = [message for worker in sorted(heard) for message in heard[worker]]
-        for message in said:
-            self._see(message)
-        self._raise_failures([failure for message in said for failure in message.failures], state)
-        packed = [message.infos for message in said if message.infos] + self._declared()
-        results = {worker: messages[-1].result for worker, messages in heard.items()}
-        return entries.merge(self.num_envs, packed), results
+        messages = [message for worker in sorted(received) for message in received[worker]]
+        for message in messages:
+            self._store_observations(message)
+        self._raise_failures([failure for message in messages for failure in message.failures], call)
+        packed = [message.infos for message in messages if message.infos] + self._declared_infos()
+        results = {worker: messages[-1].result for worker, messages in received.items()}
+        return merge(self.num_envs, packed), results
 
-    def _see(self, message: Message) -> None:
-        """Take over the observations that travelled in a message."""
-        for env, observation in message.observed.items():
-            self._single[env] = observation
+    def _store_observations(self, message: Message) -> None:
+        for env, observation in message.observations.items():
+            self._message_observations[env] = observation
 
-    def _raise_failures(self, failures: list[Failure], state: AsyncState) -> None:
+    def _raise_failures(self, failures: list[Failure], call: AsyncState) -> None:
+        """Log all failures and raise the last, as Gymnasium does."""
         for failure in failures:
             logger.error(f"Received the following error from Worker-{failure.env} - Shutting it down")
             logger.error("%s", failure.trace)
         if failures:
             logger.error("Raising the last exception back to the main process.")
             last = failures[-1]
-            if state is not AsyncState.WAITING_CALL:
-                self._supervisor.broken = f"environment {last.env} raised {last.type_name}: {last.text}"
-            handle = next(handle for handle in self._workers.handles if last.env in handle.envs)
-            raise last.exception(handle.seeds[last.env - handle.envs.start])
+            if call is not AsyncState.WAITING_CALL:
+                self._supervisor.mark_broken(f"environment {last.env} raised {last.type_name}: {last.text}")
+            handle = self._workers.handles[self._workers.worker_of_env[last.env]]
+            raise last.to_exception(handle.seeds[last.env - handle.envs.start])
 
     # --------------------------------------------------------------------------------------------------------- results
 
     def _batch(self) -> Any:
-        if self._restarts_need_last:
-            self._keep_all()
+        """The observations of all environments, as the caller gets them."""
+        if self._keeps_observations:
+            self._keep_observations()
         if self._steps.observations is None:
-            batch = concatenate(self.single_observation_space, self._single, self._by_message)
+            batch = concatenate(self.single_observation_space, self._message_observations, self._message_batch)
             return self._observations.hand_out(batch)
         return self._observations.batch()
 
-    def _keep_all(self) -> None:
-        """Keep what is handed out now: a restart may have to show it again."""
+    def _keep_observations(self) -> None:
+        """Keep copies of the observations that are handed out now: a restart may have to show them again."""
         column = self._steps.observations
         if column is None:
-            self._supervisor.last_observations = deepcopy(self._single)
+            observations = deepcopy(self._message_observations)
         elif isinstance(column, RegisteredColumn):
-            self._supervisor.last_observations = column.load_each()
+            observations = column.load_values()
         else:
-            self._supervisor.last_observations = list(iterate(self.observation_space, column.read(copy=True)))
+            observations = list(iterate(self.observation_space, column.read(copy=True)))
+        self._supervisor.keep_observations(observations)
 
-    def _keep_last(self, envs: list[int]) -> None:
-        column, last = self._steps.observations, self._supervisor.last_observations
-        if last is not None:
-            for env in envs:
-                last[env] = deepcopy(self._single[env] if column is None else column.read_one(env))
-
-    def _declared(self) -> list[entries.Entries]:
-        """What was declared in ``info_spec``, as the entries that messages have."""
-        found: entries.Entries = {}
-        for key, (column, told) in self._steps.infos.items():
-            kind: entries.Kind = "numbers" if column.rows.ndim == 1 else "arrays"
-            here = np.flatnonzero(told)
-            if len(here) == self.num_envs:
-                found[key] = entries.Entry(range(self.num_envs), kind, column.rows)  # to be copied by whoever merges
-            elif len(here):
-                found[key] = entries.Entry(entries.in_order(here.tolist()), kind, column.rows[here])
-        return [found] if found else []
+    def _declared_infos(self) -> list[PackedInfos]:
+        """The infos that are declared in ``info_spec``, packed as those in messages are."""
+        packed: PackedInfos = {}
+        for key, (column, present) in self._steps.infos.items():
+            kind: Kind = "numbers" if column.rows.ndim == 1 else "arrays"
+            envs = np.flatnonzero(present)
+            if len(envs) == self.num_envs:
+                packed[key] = InfoColumn(range(self.num_envs), kind, column.rows)  # `merge` copies them
+            elif len(envs):
+                packed[key] = InfoColumn(as_range(envs.tolist()), kind, column.rows[envs])
+        return [packed] if packed else []
 
     # --------------------------------------------------------------------------------------------------------- closing
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """End the workers: those that do not end by themselves within ``timeout`` (default: 5 s) are killed."""
-        if self._state is not AsyncState.DEFAULT and not self._supervisor.broken:
-            logger.warn(f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete.")
+        """End the workers. Those that have not exited after ``timeout`` seconds (default: 5) are killed; with
+        ``terminate`` all are killed at once."""
+        pending = self._supervisor.pending_call
+        if pending is not AsyncState.DEFAULT and not self._supervisor.broken:
+            logger.warn(f"Calling `close` while waiting for a pending call to `{pending.value}` to complete.")
         if terminate:
             self._workers.kill()
         else:
@@ -644,11 +657,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._steps.close()
 
     def __del__(self) -> None:
-        if not self.closed and hasattr(self, "_observations"):
+        if not self.closed and hasattr(self, "_supervisor"):
             self.close(terminate=True)
 
 
-def _number_of_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:
+def _check_num_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:
     if num_workers is None:
         num_workers = len(os.sched_getaffinity(0))
     elif num_workers < 1:
@@ -656,7 +669,7 @@ def _number_of_workers(num_workers: int | None, max_concurrency: int | None, num
     return min(num_workers, num_envs, max_concurrency or num_envs)
 
 
-def _checked_concurrency(max_concurrency: Any) -> int | None:
+def _check_concurrency(max_concurrency: Any) -> int | None:
     if max_concurrency is None:
         return None
     if not isinstance(max_concurrency, int | np.integer):
@@ -666,7 +679,21 @@ def _checked_concurrency(max_concurrency: Any) -> int | None:
     return int(max_concurrency)
 
 
-def _asset(array: NDArray[Any]) -> Segment:
+def _check_observation_mode(mode: Any) -> None:
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif mode not in ("same", "different"):
+        hint = did_you_mean(mode, ("same", "different")) if isinstance(mode, str) else ""
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}{hint}"
+        )
+
+
+def _create_asset(array: NDArray[Any]) -> Segment:
     segment = Segment.create({"array": (array.dtype, array.shape)})
     segment["array"][...] = array
     return segment

@@ -1,4 +1,4 @@
-"""What a vector environment raises when a worker fails."""
+"""Errors that a vector environment raises when a worker fails."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from memlane.core import MemlaneError, Peer, PeerDied, WaitTimeout
 
 
 class WorkerDied(PeerDied):
-    """A worker process is dead: killed, crashed, or given up because it hung. ``envs`` are the numbers of the
-    environments that it ran."""
+    """A worker process is dead: it was killed, crashed, or hung and was killed by memlane.
+
+    Attributes:
+        worker: Index of the worker.
+        envs: Indices of its environments.
+    """
 
     def __init__(self, message: str, *, peer: Peer | None = None, worker: int = -1, envs: range = range(0)) -> None:
         super().__init__(message, peer=peer)
@@ -18,19 +22,19 @@ class WorkerDied(PeerDied):
 
 
 class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
-    """The workers did not answer in time. The call stays pending: the same ``_wait`` may be called again."""
+    """The workers did not answer in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
 
 
 class RestartLimit(MemlaneError, RuntimeError):
-    """Environments died more often than ``max_restarts`` allows."""
+    """Workers or environments failed more often than ``max_restarts`` allows."""
 
 
 class WorkerError(MemlaneError, RuntimeError):
-    """An environment raised something that cannot travel between processes; the text is all there is of it."""
+    """An environment raised an exception that cannot be pickled; this one has its type and text."""
 
 
 class RemoteTraceback(Exception):
-    """Where in the worker an exception came from. Stands as the cause of the exception in the parent."""
+    """The traceback in the worker of an exception that the parent raises; the ``__cause__`` of that exception."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,6 +1,7 @@
-"""Messages: what goes between parent and worker as pickles, because it has no place in shared memory.
+"""Messages: what parent and workers pickle to each other because it has no fixed size.
 
-Nothing here is on the path of a step, unless environments return infos that were not declared.
+A step needs none of them, unless environments return infos that were not declared, or observations or actions that are
+not in shared memory.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from memlane.vector.errors import RemoteTraceback, WorkerError
-from memlane.vector.infos import Entries, of_floats
+from memlane.vector.infos import PackedInfos, unpack_floats
 
 
-def for_worker(message: object) -> bytes:
-    """What the main script defined goes by value: a worker does not import that script."""
+def pickle_for_worker(message: object) -> bytes:
+    """Pickle with cloudpickle: a worker does not import the main script, so what that defines goes by value."""
     return cloudpickle.dumps(message)  # type: ignore[no-any-return]
 
 
-def for_parent(message: object) -> bytes:
-    """Plain pickle where it works, which is fast; cloudpickle for what came by value."""
+def pickle_for_parent(message: object) -> bytes:
+    """Pickle with the fast standard pickle, or with cloudpickle where that fails: for what came by value."""
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -32,34 +33,42 @@ def for_parent(message: object) -> bytes:
 
 @dataclass
 class Failure:
-    """An exception on its way to the parent."""
+    """An exception of a worker, for the parent to raise."""
 
     worker: int
+    """Index of the worker."""
     pid: int
+    """Process id of the worker."""
     env: int
+    """Index of the environment that raised."""
     step: int
+    """Environment steps that the worker had made."""
     error: BaseException | None
-    """None when it cannot travel."""
+    """The exception; None if it cannot be pickled."""
     type_name: str
+    """Name of the exception's class."""
     text: str
+    """Text of the exception."""
     trace: str
+    """Traceback in the worker."""
 
     @classmethod
-    def of(cls, error: BaseException, worker: int, env: int, step: int) -> Failure:
+    def from_exception(cls, error: BaseException, worker: int, env: int, step: int) -> Failure:
         trace = "".join(traceback.format_exception(error))
-        # An exception can refuse to be pickled, or to be made again from its pickle: found here, where only the object
-        # is lost and not its text, and not in the parent.
-        travels: BaseException | None = error.with_traceback(None)
+        # Some exceptions cannot be pickled, or cannot be unpickled. That is tried here, where only the object is lost;
+        # in the parent its text would be lost too.
+        picklable: BaseException | None = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         try:
-            if type(pickle.loads(for_parent(error))) is not type(error):
-                travels = None
+            if type(pickle.loads(pickle_for_parent(error))) is not type(error):
+                picklable = None
         except BaseException:
-            travels = None
-        return cls(worker, os.getpid(), env, step, travels, type(error).__qualname__, _text(error), trace)
+            picklable = None
+        return cls(worker, os.getpid(), env, step, picklable, type(error).__qualname__, _text(error), trace)
 
-    def exception(self, seed: object) -> BaseException:
-        """What the parent raises: the original, or a ``WorkerError`` in its place, with where it came from."""
+    def to_exception(self, seed: object) -> BaseException:
+        """The exception that the parent raises: the original, or a ``WorkerError`` if that could not be pickled. A note
+        says which environment raised it, and the traceback in the worker is its cause."""
         worker = f"worker {self.worker} (pid {self.pid})"
         where = f"environment {self.env} in {worker}, after {self.step} steps, last seed {seed}"
         error = self.error or WorkerError(f"{self.type_name}: {self.text} (the exception itself cannot be pickled)")
@@ -77,33 +86,39 @@ def _text(error: BaseException) -> str:
 
 @dataclass
 class Ready:
-    """A worker's first message: its environments exist, and this is what they are like."""
+    """A worker's first message: its environments exist, and these are their properties."""
 
     observation_spaces: list[Any]
-    """The different ones."""
+    """The distinct observation spaces of its environments."""
     action_spaces: list[Any]
-    which: list[tuple[int, int]]
-    """For each environment, which of them."""
+    """The distinct action spaces of its environments."""
+    space_indices: list[tuple[int, int]]
+    """For each environment, the indices of its spaces in ``observation_spaces`` and ``action_spaces``."""
     metadata: dict[str, Any]
+    """``metadata`` of the first environment."""
     render_mode: str | None
+    """``render_mode`` of the first environment."""
 
 
 @dataclass
 class Message:
-    """What a worker has to say about a command, beside what lies in the steps. Infos that are nothing but floats travel
+    """What a worker sends about a command beside the rows of the step segment. Infos that consist of floats only travel
     alone, as a tuple (see ``infos.pack_floats``)."""
 
-    infos: Entries
-    observed: dict[int, Any]
-    """Observations that do not lie in shared memory, by environment."""
+    infos: PackedInfos
+    """Infos that are not declared in ``info_spec``."""
+    observations: dict[int, Any]
+    """Observations that are not in shared memory, by environment."""
     result: Any
+    """What the command returned: for ``call`` and ``apply`` a list with one result per environment."""
     failures: list[Failure]
-    remade: list[str]
-    """Why environments were made anew in the worker, one for each."""
+    """Exceptions that the parent has to raise."""
+    restart_causes: list[str]
+    """Why environments were restarted within the worker, one text for each."""
 
     @classmethod
-    def read(cls, content: bytes) -> Message:
-        said = cloudpickle.loads(content)
-        if isinstance(said, Message):
-            return said
-        return cls(of_floats(*said), {}, None, [], [])
+    def unpickle(cls, content: bytes) -> Message:
+        message = cloudpickle.loads(content)
+        if isinstance(message, Message):
+            return message
+        return cls(unpack_floats(*message), {}, None, [], [])

@@ -1,4 +1,4 @@
-"""Observations: what ``reset`` and ``step`` hand out of the rows that environments write: copies, or borrowed views."""
+"""Observations: the batches that ``reset`` and ``step`` return of the rows that environments write: copies or views."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from memlane.spaces import Column, column_of
 
 
 class Observations:
-    """With ``copy``, every batch is the caller's own. Without, it is a read-only view of the rows themselves, valid
-    until the next ``reset``, ``step`` or ``send``; in debug mode, using it afterwards is an error (see ``Lease``).
+    """Makes batches of the observations in ``column``.
 
-    ``fields`` are the arrays of ``space`` (``observation.<path>``). To be borrowed in debug mode, they must lie in
-    ``segment``. A space of None: ``column`` has the observations, but not in arrays that are known here, so debug mode
-    does not watch over them."""
+    With ``copy``, every batch is the caller's own. Without, it is a read-only view of the rows, valid until the next
+    ``reset``, ``step`` or ``send``; in debug mode a use after that is an error (see ``Lease``).
+
+    ``fields`` are the arrays of ``space`` (``observation.<path>``); for debug mode they must be in ``segment``. With a
+    space of None the arrays behind ``column`` are not known here, and debug mode does not watch them."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Observations:
 
     @property
     def same(self) -> bool:
-        """Whether every batch is the same views."""
+        """Whether every batch consists of the same views."""
         return self._view is not None
 
     def batch(self) -> Any:
-        """All rows."""
+        """The observations of all environments."""
         if self._rows is not None:
             return self._rows.copy()
         assert self.column is not None
@@ -59,41 +60,43 @@ class Observations:
             return self._view.read(copy=False)
         assert self._segment is not None
         self._lease = Lease(self._segment, writeable=False, label="the observations of a step", debug=True)
-        # Only those of the observations: whoever holds one when the lease ends is told of it.
+        # Only those of the observations: a view that is still held when the lease ends is reported.
         views = {name: self._lease[name] for name in self._lease if name.startswith("observation.")}
         borrowed = part_column("observation", self._space, views)
         assert borrowed is not None
         return borrowed.read(copy=False)
 
     def hand_out(self, batch: Any) -> Any:
-        """A batch that lies elsewhere, in memory that will be overwritten, as the caller gets it."""
+        """A batch that is not in ``column`` and will be overwritten, as the caller gets it: a copy or read-only."""
         return deepcopy(batch) if self._copy else read_only_batch(batch)
 
     def end(self) -> None:
-        """The rows are about to change: what was borrowed ends."""
+        """End the lease of the last batch: the rows are about to change."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
 
 def part_column(part: str, space: Space[Any] | None, fields: dict[str, NDArray[Any]]) -> Column | None:
-    """The column of a part of the steps ("observation", "action"), over the fields of a segment or views of them."""
+    """The column of one part of a step ("observation" or "action"), over the fields of a segment or views of them."""
     if space is None:
         return None
     prefix = f"{part}."
-    return column_of(space, {name.removeprefix(prefix): one for name, one in fields.items() if name.startswith(prefix)})
+    return column_of(
+        space, {name.removeprefix(prefix): array for name, array in fields.items() if name.startswith(prefix)}
+    )
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that its holder cannot write through."""
+    """A read-only view of an array."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def read_only_batch(batch: Any) -> Any:
-    """A batch of any form with ``read_only`` arrays, none of them a copy. What is neither an array nor a dict, tuple or
-    list of them stays what it is."""
+    """A batch, nested as it is, with ``read_only`` views of its arrays. Values that are neither arrays nor dicts,
+    tuples or lists of them stay as they are."""
     if isinstance(batch, np.ndarray):
         return read_only(batch)
     if isinstance(batch, dict):
@@ -102,5 +105,5 @@ def read_only_batch(batch: Any) -> Any:
         parts = [read_only_batch(part) for part in batch]
         if isinstance(batch, list):
             return parts
-        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)  # a graph is a named tuple
+        return type(batch)(*parts) if hasattr(batch, "_fields") else tuple(parts)  # GraphInstance is a named tuple
     return batch

@@ -1,7 +1,7 @@
-"""Slots: a step of a vector environment, written into a slot of a rollout ring.
+"""Rollout slots: a step of a vector environment, written into a slot of a rollout ring.
 
-A slot's arrays have a row for each environment and then one for each step: ``rewards``, ``dones`` and ``truncated``,
-and ``obs`` with what each step began with; what came of the last one is ``last_obs``. Nested observations are
+A slot's arrays have the shape (environments, steps, ...): ``rewards``, ``dones`` and ``truncated``, and ``obs`` with
+the observations before each step; ``last_obs`` has the observations after the last step. Nested observations are
 ``obs.<path>``.
 """
 
@@ -18,7 +18,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def store_step(
     slot: Arrays, index: int, rewards: NDArray[Any], terminated: NDArray[Any], truncated: NDArray[Any], fields: Arrays
 ) -> None:
-    """What step ``index`` left; ``fields`` are those of the vector environment, ``observation.<path>`` among them."""
+    """Store the results of step ``index``; ``fields`` of the vector environment include ``observation.<path>``."""
     slot["rewards"][:, index] = rewards
     slot["dones"][:, index] = terminated | truncated
     slot["truncated"][:, index] = truncated
@@ -26,7 +26,7 @@ def store_step(
 
 
 def store_observations(slot: Arrays, index: int, fields: Arrays) -> None:
-    """The observations that step ``index`` begins with; after the last step they are the last ones."""
+    """Store the observations before step ``index``, or as ``last_obs`` if the slot has no such step."""
     for name, rows in fields.items():
         part, _, path = name.partition(".")
         if part != "observation":

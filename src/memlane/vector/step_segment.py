@@ -1,18 +1,21 @@
-"""Steps: the lane between a vector environment and its workers.
+"""StepSegment: the shared memory between a vector environment and its workers.
 
-Everything of a step is a row of one segment: the action that goes out, the observation, reward and flags that come
-back. Each worker owns the rows of its environments. A command is one signal out, and an arrival at one quorum back;
-nothing is pickled and, while both sides are awake, nothing asks the kernel.
+Everything that belongs to a step is a row of one segment: the action that the parent writes, and the observation,
+reward and flags that the worker writes. Each worker owns the rows of its environments. The parent advances one signal
+per worker to issue a command; workers arrive at one quorum when they are done. Nothing is pickled, and while both sides
+are awake there is no system call.
 
-    field          written by     when
-    quorum[c]      workers        they have done what was asked, counted in environments; one of two cells is in use
-    go[w]          the parent     a signal: worker w has a command
-    command[w]     the parent     before ``go``: which, and in which cell of the quorum to arrive
-    progress[w]    worker w       all the time; see ``THROUGH`` and those after it
-    asked[i]       the parent     before ``go``: environment i is to make its step number so many (``send``)
-    answered[i]    i's worker     after that step
-    action.*       the parent     before ``go``
-    observation.*, rewards, terminated, truncated, info.*, told.*     i's worker, before it arrives
+    field                written by     when
+    quorum[c]            workers        after a command, counted in environments; one of the two cells is in use
+    go[w]                the parent     a signal: worker w has a command
+    command[w]           the parent     before ``go``: the command (``COMMAND_*``) and the cell of the quorum
+    progress[w]          worker w       all the time; the words ``PROGRESS_*``
+    requested_step[i]    the parent     before ``go`` (``send``): number of the step that environment i is to make
+    completed_step[i]    i's worker     after that step
+    action.*             the parent     before ``go``
+    observation.*, rewards, terminated, truncated, info.*, info_present.*     i's worker, before it arrives
+
+The numbers ``COMMAND_*`` and ``PROGRESS_*`` are defined in cpp/python/vector/commands.hpp.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from memlane import _native
+from memlane._native import PROGRESS_MESSAGES_SENT
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
 from memlane.spaces import fields_of
@@ -34,42 +39,40 @@ from memlane.spaces.arrays import ArrayColumn
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector.observations import part_column
 
-STEP, SEND, MESSAGE, CLOSE = range(4)
-"""Commands: step all environments; step those that are asked; read a message; end. The native side (``Order``) knows
-them by these numbers."""
-
-THROUGH, STEPS, TOLD, FINISHED = range(4)
-"""A worker's words in ``progress``: environments of this command that are through; steps since its start; messages that
-it has announced; commands that it has finished. The native side (``progress``) knows them by these numbers."""
-
-_LINE = 8  # words in a cache line: what different processes write does not share one
+_LINE_WORDS = 8
+"""64-bit words in a cache line: words that different processes write do not share one."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a segment of steps is made for."""
+class StepSegmentSpec:
+    """What a step segment has room for."""
 
     num_envs: int
+    """Environments of all workers."""
     ranges: list[range]
     """The environments of each worker."""
     observation_space: Space[Any] | None
-    """Of one environment; None when observations lie elsewhere: in ``registered``, or in messages."""
+    """Observation space of one environment; None when observations are in ``registered`` or travel in messages."""
     action_space: Space[Any] | None
+    """Action space of one environment; None when actions travel in messages."""
     registered: RegisteredColumn | None = None
-    """Where observations lie whose space a user registered."""
+    """Where observations are whose space a user registered."""
     capacity: Any = None
+    """Capacity of Graph and Sequence spaces in observations."""
     action_capacity: Any = None
+    """Capacity of Graph and Sequence spaces in actions."""
     info_spec: Mapping[str, FieldSpec] = field(default_factory=dict)
+    """Declared infos: key to (dtype, shape)."""
 
     def layout(self) -> Layout:
         workers, n = len(self.ranges), self.num_envs
         fields: dict[str, FieldSpec] = {
             "quorum": (f"V{_native.QUORUM_BYTES}", 2),
             "go": (SIGNAL, workers),
-            "command": ("int64", (workers, _LINE)),
-            "progress": ("int64", (workers, _LINE)),
-            "asked": ("int64", n),
-            "answered": ("int64", n),
+            "command": ("int64", (workers, _LINE_WORDS)),
+            "progress": ("int64", (workers, _LINE_WORDS)),
+            "requested_step": ("int64", n),
+            "completed_step": ("int64", n),
             "rewards": ("float64", n),
             "terminated": ("bool", n),
             "truncated": ("bool", n),
@@ -83,56 +86,70 @@ class Plan:
                     fields[f"{part}.{name}"] = spec
         for key, (dtype, shape) in self.info_spec.items():
             fields[f"info.{key}"] = (dtype, (n, *(shape if isinstance(shape, tuple) else (shape,))))
-            fields[f"told.{key}"] = ("bool", n)
+            fields[f"info_present.{key}"] = ("bool", n)
         return Layout(fields)
 
 
-class Steps:
-    """A segment of steps, seen by the parent or by a worker."""
+class DeclaredInfo(NamedTuple):
+    """The rows of one key of ``info_spec``."""
 
-    def __init__(self, segment: Segment, plan: Plan) -> None:
+    column: ArrayColumn
+    """The values."""
+    present: NDArray[np.bool_]
+    """Whether each environment's last info had the key."""
+
+
+class StepSegment:
+    """A step segment, as the parent or a worker sees it. It may be pickled to a worker."""
+
+    def __init__(self, segment: Segment, spec: StepSegmentSpec) -> None:
         self.segment = segment
-        self.plan = plan
+        self.spec = spec
         mapping, base = segment.window(0, segment.layout.nbytes, writeable=True)
         cells = base + segment.layout["quorum"].offset
         self.quorums = [_native.Quorum(mapping, cells + cell * _native.QUORUM_BYTES, "the workers") for cell in (0, 1)]
-        self.go = [segment.signal("go", worker) for worker in range(len(plan.ranges))]
+        self.go = [segment.signal("go", worker) for worker in range(len(spec.ranges))]
         commands = base + segment.layout["command"].offset
-        self.commands = [_native.Command(go, mapping, commands + w * 8 * _LINE) for w, go in enumerate(self.go)]
+        self.commands = [
+            _native.CommandWord(go, mapping, commands + w * 8 * _LINE_WORDS) for w, go in enumerate(self.go)
+        ]
         self.progress = segment["progress"]
-        self._progress = segment.words("progress")
-        self.asked = segment.words("asked")
-        self.answered = segment.words("answered")
+        self._progress_words = segment.words("progress")
+        self.requested_step = segment.words("requested_step")
+        self.completed_step = segment.words("completed_step")
         self.rewards = segment["rewards"]
         self.terminated = segment["terminated"]
         self.truncated = segment["truncated"]
         views = segment.views()
-        self.observations = part_column("observation", plan.observation_space, views) or plan.registered
-        self.actions = part_column("action", plan.action_space, views)
-        self.infos = {key: (_unbounded(key, segment[f"info.{key}"]), segment[f"told.{key}"]) for key in plan.info_spec}
+        self.observations = part_column("observation", spec.observation_space, views) or spec.registered
+        self.actions = part_column("action", spec.action_space, views)
+        self.infos = {
+            key: DeclaredInfo(_unbounded_column(key, segment[f"info.{key}"]), segment[f"info_present.{key}"])
+            for key in spec.info_spec
+        }
 
     @classmethod
-    def create(cls, plan: Plan) -> Steps:
-        return cls(Segment.create(plan.layout()), plan)
+    def create(cls, spec: StepSegmentSpec) -> StepSegment:
+        return cls(Segment.create(spec.layout()), spec)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Steps, (self.segment, self.plan))
+        return (StepSegment, (self.segment, self.spec))
 
     @property
-    def told(self) -> int:
-        """How many messages all workers have announced."""
-        return self._progress.sum(TOLD, _LINE)
+    def messages_sent(self) -> int:
+        """Messages that all workers together have sent."""
+        return self._progress_words.sum(PROGRESS_MESSAGES_SENT, _LINE_WORDS)
 
     def close(self) -> None:
         self.segment.close()
 
 
-def _unbounded(key: str, rows: NDArray[Any]) -> ArrayColumn:
-    """Rows of numbers of any size; what does not fit into the dtype is an error all the same."""
+def _unbounded_column(key: str, rows: NDArray[Any]) -> ArrayColumn:
+    """Rows of numbers without bounds; a number that does not fit the dtype is still an error."""
     return ArrayColumn(Box(0, 1, rows.shape[1:], rows.dtype.type), rows, f"info {key}")
 
 
-def split(num_envs: int, num_workers: int) -> list[range]:
-    """Environments to workers: contiguous ranges that differ by one at most."""
+def split_envs(num_envs: int, num_workers: int) -> list[range]:
+    """Distribute environments over workers: contiguous ranges whose lengths differ by at most one."""
     bounds = [worker * num_envs // num_workers for worker in range(num_workers + 1)]
     return [range(begin, end) for begin, end in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""StepWriter: a worker's pen for what its environments return, in its rows of the steps."""
+"""StepWriter: a worker writes what its environments return into its rows of the step segment."""
 
 from __future__ import annotations
 
@@ -9,69 +9,72 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete
 
 from memlane import _native
+from memlane._native import PROGRESS_CURRENT_ENV, PROGRESS_STEPS
 from memlane.core.rows import address
 from memlane.spaces.column import Column
-from memlane.spaces.nested import PartsColumn
-from memlane.vector.step_segment import STEPS, THROUGH, Steps
+from memlane.spaces.nested import CompositeColumn
+from memlane.vector.step_segment import StepSegment
 
 
 class StepWriter:
-    """``put(k, observation, reward, terminated, truncated)`` for the k-th environment of a worker. One native call when
-    everything is plainly what the space says; otherwise a closer look, and an error that says what is wrong."""
+    """Writes the rows of one worker's environments, which are counted from 0 here.
 
-    def __init__(self, steps: Steps, worker: int) -> None:
-        self._first = steps.plan.ranges[worker].start
-        mine = slice(self._first, steps.plan.ranges[worker].stop)
-        self._rewards = steps.rewards[mine]
-        self._terminated = steps.terminated[mine]
-        self._truncated = steps.truncated[mine]
+    A step is one native call when every value has exactly the type that its space says. Otherwise the value is
+    converted here, or refused with an error that says what is wrong with it."""
+
+    def __init__(self, steps: StepSegment, worker: int) -> None:
+        self._first_env = steps.spec.ranges[worker].start
+        rows = slice(self._first_env, steps.spec.ranges[worker].stop)
+        self._rewards = steps.rewards[rows]
+        self._terminated = steps.terminated[rows]
+        self._truncated = steps.truncated[rows]
         self._progress = steps.progress[worker]
-        self._column = steps.observations
-        # The native side has addresses only: what lies there is kept alive here.
-        self._place = None if self._column is None else _place(self._column, mine)
-        self._declared = {
-            key: (("number" if column.rows.ndim == 1 else "array", column.rows[mine]), told[mine])
-            for key, (column, told) in steps.infos.items()
+        self._observations = steps.observations
+        # The native writer has only addresses, so the arrays behind them are kept alive here.
+        self._description = None if self._observations is None else _describe(self._observations, rows)
+        self._infos = {
+            key: (("number" if column.rows.ndim == 1 else "array", column.rows[rows]), present[rows])
+            for key, (column, present) in steps.infos.items()
         }
         self.native = _native.StepWriter(
-            self._place,
+            self._description,
             address(self._rewards),
             address(self._terminated),
             address(self._truncated),
             address(self._progress),
             len(self._rewards),
-            [(key, place, address(told)) for key, (place, told) in self._declared.items()],
+            [(key, description, address(present)) for key, (description, present) in self._infos.items()],
         )
 
-    def put(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        if self.native.put(index, observation, reward, terminated, truncated):
+    def write_step(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        if self.native.write_step(index, observation, reward, terminated, truncated):
             return
-        self.put_observation(index, observation)
-        if reward is None:  # numpy makes NaN of it
+        self.write_observation(index, observation)
+        if reward is None:  # numpy would store NaN
             raise TypeError("a reward must be a number, found None")
         self._rewards[index] = reward
         self._terminated[index] = bool(terminated)
         self._truncated[index] = bool(truncated)
-        self._progress[THROUGH] = index + 1
-        self._progress[STEPS] += 1
+        self._progress[PROGRESS_CURRENT_ENV] = index + 1
+        self._progress[PROGRESS_STEPS] += 1
 
-    def put_observation(self, index: int, observation: Any) -> None:
-        if self._column is not None and not self.native.put_observation(index, observation):
-            self._column.write(self._first + index, observation)
+    def write_observation(self, index: int, observation: Any) -> None:
+        if self._observations is not None and not self.native.write_observation(index, observation):
+            self._observations.write(self._first_env + index, observation)
 
 
-def _place(column: Column, mine: slice) -> tuple[Any, ...] | None:
-    """What the native side is told of a column; None if it has something in it that is left to Python."""
+def _describe(column: Column, rows: slice) -> tuple[Any, ...] | None:
+    """Describe a column for ``_native.ColumnWriter``; None if only Python can write a part of it."""
     space: Space[Any] = column.space
-    if isinstance(column, PartsColumn):
-        parts = [_place(part, mine) for part in column.parts]
+    if isinstance(column, CompositeColumn):
+        parts = [_describe(part, rows) for part in column.parts]
         if not parts or any(part is None for part in parts):
             return None
         return ("dict", list(zip(space.spaces, parts, strict=True))) if isinstance(space, Dict) else ("tuple", parts)
     if column.rows is None:
         return None
     if type(space) is Box:
-        return ("array", column.rows[mine])
+        return ("array", column.rows[rows])
     if type(space) is Discrete and space.dtype == np.int64:
-        return ("whole", column.rows[mine], int(space.start), int(space.start) + int(space.n) - 1)
+        return ("integer", column.rows[rows], int(space.start), int(space.start) + int(space.n) - 1)
     return None

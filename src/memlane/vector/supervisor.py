@@ -1,315 +1,436 @@
-"""Supervisor: asks the workers, waits until they are done, and puts new ones in the place of those that die.
+"""Supervisor: issues commands to the workers, waits until they are done, and restarts workers that die.
 
-It knows nothing of Gymnasium: a command is a number and perhaps a message, an answer is an arrival at the quorum and
-perhaps a message. The fast path is one wait for one count; everything else here is about deaths.
+It owns everything that is pending: which call the caller has to wait for, which environments were sent an action, which
+messages of workers were not handed out, and why the vector environment cannot go on. ``AsyncVectorEnv`` asks through
+methods and properties. The fast path is one wait for one count; most of this file is about deaths.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Literal
 
+import numpy as np
 from gymnasium import logger
+from numpy.typing import NDArray
 
 from memlane import _native
+from memlane._native import COMMAND_MESSAGE, COMMAND_SEND, COMMAND_STEP
 from memlane.core import WaitTimeout
 from memlane.core.children import RestartWindow
 from memlane.vector.errors import RestartLimit, WorkerDied
-from memlane.vector.messages import Message, for_worker
-from memlane.vector.step_segment import MESSAGE, SEND, STEP, Steps
-from memlane.vector.worker_handles import Handle, Peers, Workers
+from memlane.vector.messages import Message, pickle_for_worker
+from memlane.vector.step_segment import StepSegment
+from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
 
 OnError = Literal["raise", "restart"]
-_LOOK_AGAIN_SECONDS = 0.05
+_POLL_SECONDS = 0.05
+"""How long a wait trusts the count of arrivals after a restart, when the count may be wrong."""
+
+
+class AsyncState(enum.Enum):
+    """The call that a vector environment has begun and not finished."""
+
+    DEFAULT = "default"
+    WAITING_RESET = "reset"
+    WAITING_STEP = "step"
+    WAITING_CALL = "call"
+    WAITING_RECV = "recv"
 
 
 class Supervisor:
-    """All commands to all workers go through here, from one thread."""
+    """Issues all commands to all workers. To be called by one thread."""
 
     def __init__(
         self,
-        workers: Workers,
-        steps: Steps,
+        pool: WorkerPool,
+        steps: StepSegment,
         *,
         on_error: OnError,
         max_restarts: int,
         restart_window: float,
         step_timeout: float | None,
     ) -> None:
-        self.workers = workers
-        self.handles = workers.handles
-        self.steps = steps
-        self.on_error: OnError = on_error
-        self.step_timeout = step_timeout
+        self.pending_call = AsyncState.DEFAULT
+        """The call that was begun and not finished. Written by this class alone."""
         self.broken: str | None = None
-        """Why nothing can be asked any more."""
+        """Why no command can be issued any more; None while all is well. Written by this class alone."""
         self.restarts = 0
-        self.heard: dict[int, list[Message]] = {}
-        """What workers have said since this was last emptied."""
-        self.last_observations: list[Any] | None = None
-        """Those that were last handed out, one for each environment, where a restart needs them."""
-        self.sent: set[int] = set()
-        """Environments whose steps were sent and not received yet."""
-        self._window = RestartWindow(max_restarts, restart_window)
-        cores = [-1 if handle.task.core is None else handle.task.core for handle in self.handles]
-        self._commands = _native.Commands(steps.commands, cores)
-        self._messages: dict[int, tuple[Any, ...]] = {}
-        """What each worker was last told, unless it has been asked for a step since."""
-        self._heard = 0
-        """How many messages have been heard from the workers that there are now."""
+        """Workers and environments that were restarted. Written by this class alone."""
+        self._pool = pool
+        self._handles = pool.handles
+        self._steps = steps
+        self._on_error: OnError = on_error
+        self._step_timeout = step_timeout
+        self._restart_window = RestartWindow(max_restarts, restart_window)
+        cores = [-1 if handle.task.core is None else handle.task.core for handle in self._handles]
+        self._commands = _native.CommandWords(steps.commands, cores)
+        self._sent: set[int] = set()
+        """Environments that were sent an action whose result was not received."""
+        self._received: dict[int, list[Message]] = {}
+        """Messages that were read and not handed out, by worker."""
+        self._messages_read = 0
+        """Messages that were read from the current processes of all workers."""
+        self._last_messages: dict[int, tuple[Any, ...]] = {}
+        """The last message to each worker, unless a step was issued after it: a restarted worker gets it again."""
+        self._last_observations: list[Any] | None = None
+        """The observations that were last handed out, one for each environment, where a restart needs them."""
         self._cell = 0
-        self.quorum = steps.quorums[0]
-        """Where workers arrive."""
-        self._due = 0
-        """The count of arrivals at which all that was asked is done."""
-        self._uneven = False
+        """The cell of the quorum that is in use."""
+        self._quorum = steps.quorums[0]
+        self._expected_arrivals = 0
+        """The count at which all commands are done."""
+        self._count_invalid = False
         """Whether a death has made that count meaningless."""
 
-    # ------------------------------------------------------------------------------------------------------ asking
+    @property
+    def sent_envs(self) -> AbstractSet[int]:
+        """Environments that were sent an action whose result was not received."""
+        return self._sent
+
+    # ----------------------------------------------------------------------------------------------------- commands
 
     def step(self) -> None:
-        """All environments make a step."""
-        self._messages.clear()  # what came before is over
-        self._due += self.steps.plan.num_envs  # before it is given: Ctrl-C may come with the return of that call
-        self._commands.give_all(self._cell, STEP)
+        """Step all environments with the actions in the step segment."""
+        self._begin(AsyncState.WAITING_STEP, self._issue_step)
 
-    def send(self, arrivals: Mapping[int, int]) -> None:
-        """Those that are ``asked`` make a step; each of these workers has so many of them."""
-        workers, due = list(arrivals), sum(arrivals.values())
-        self._messages.clear()  # also for those that are not asked now
-        self._due += due
-        self._commands.give(workers, self._cell, SEND)
+    def reset(self, seeds: Sequence[int | None], mask: NDArray[np.bool_], options: Mapping[str, Any] | None) -> None:
+        """Reset the environments of ``mask``."""
+        parts = [
+            [(index, seeds[env]) for index, env in enumerate(handle.envs) if mask[env]] for handle in self._handles
+        ]
+        self.send_messages(AsyncState.WAITING_RESET, [("reset", part, options) for part in parts])
+        for handle, part in zip(self._handles, parts, strict=True):
+            for index, seed in part:
+                handle.seeds[index] = seed
 
-    def tell(self, messages: Sequence[tuple[Any, ...]]) -> None:
-        """A command that is a message, to each worker."""
-        pickled = [for_worker(message) for message in messages]  # all of them before any is sent: one may refuse
+    def send_messages(self, call: AsyncState, messages: Sequence[tuple[Any, ...]]) -> None:
+        """Send each worker a message to execute; ``call`` is pending then."""
+        self._begin(call, self._issue_messages, messages)
+
+    def send(self, env_ids: NDArray[np.int64]) -> None:
+        """Step these environments with the actions in the step segment."""
+        arrivals = Counter(self._pool.worker_of_env[env_ids].tolist())
+        self._steps.requested_step.add_each(env_ids, 1)
+        self._sent.update(env_ids.tolist())
+        self.pending_call = AsyncState.WAITING_RECV  # Ctrl-C from here on leaves them to `recv`
+        self._issue_send(arrivals)
+
+    def _begin(self, call: AsyncState, issue: Callable[..., None], *arguments: Any) -> None:
+        """Issue commands; ``call`` is pending then, also if Ctrl-C comes when they have just been issued."""
+        self.pending_call = call
         try:
-            for handle, message, content in zip(self.handles, messages, pickled, strict=True):
-                self._messages[handle.worker] = message
-                handle.ask(MESSAGE, self._cell)
-                # To one that is dead: its death is found, and told, by whoever waits for the answer.
-                with contextlib.suppress(WorkerDied):
-                    self._send(handle, content)
-                self._due += len(handle.envs)
-        except KeyboardInterrupt:
-            self.broken = "Ctrl-C came when some of the workers had been told something, and others had not"
+            issue(*arguments)
+        except BaseException:
+            if not (self._count_invalid or self._quorum.arrived < self._expected_arrivals):
+                self.pending_call = AsyncState.DEFAULT
             raise
 
-    @property
-    def pending(self) -> bool:
-        """Whether something was asked that is not done."""
-        return self._uneven or self.quorum.arrived < self._due
+    def _issue_step(self) -> None:
+        self._last_messages.clear()
+        self._expected_arrivals += self._steps.spec.num_envs  # first: Ctrl-C may come with the return of the next call
+        self._commands.issue_all(self._cell, COMMAND_STEP)
+
+    def _issue_send(self, arrivals: Mapping[int, int]) -> None:
+        workers, count = list(arrivals), sum(arrivals.values())
+        self._last_messages.clear()  # also of the workers that get no command now
+        self._expected_arrivals += count
+        self._commands.issue(workers, self._cell, COMMAND_SEND)
+
+    def _issue_messages(self, messages: Sequence[tuple[Any, ...]]) -> None:
+        pickled = [pickle_for_worker(message) for message in messages]  # all of them before any is sent: one may fail
+        try:
+            for handle, message, content in zip(self._handles, messages, pickled, strict=True):
+                self._last_messages[handle.worker] = message
+                handle.issue(COMMAND_MESSAGE, self._cell)
+                # If the worker is dead, the wait for its answer reports that.
+                with contextlib.suppress(WorkerDied):
+                    self._send_content(handle, content)
+                self._expected_arrivals += len(handle.envs)
+        except KeyboardInterrupt:
+            self.broken = "Ctrl-C interrupted a call after some of the workers had been sent their message"
+            raise
 
     # ----------------------------------------------------------------------------------------------------- waiting
 
     def finish(self, deadline: float | None) -> dict[int, list[Message]]:
-        """Wait until all workers have done what was asked; what they had to say. ``WaitTimeout`` changes nothing: the
-        same call goes on where it was."""
+        """Wait until all workers are done with the pending call; returns their messages. ``WaitTimeout`` changes
+        nothing: the call stays pending, and the next ``finish`` continues the wait."""
+        try:
+            while True:
+                try:
+                    if deadline is None and self._step_timeout is None and not self._count_invalid:
+                        # As `_wait` does, in a quarter of the time.
+                        self._quorum.wait(self._expected_arrivals, None, self._pool.peers)
+                    else:
+                        self._wait(deadline)
+                    if self._steps.messages_sent != self._messages_read:
+                        self._drain_messages(self._handles, deadline)
+                    break
+                except WorkerDied as death:  # perhaps in the middle of a message
+                    self._restart_worker(death)
+        except WaitTimeout:
+            raise
+        except Exception:
+            self.pending_call = AsyncState.DEFAULT
+            raise
+        self.pending_call = AsyncState.DEFAULT
+        if not self._received:
+            return {}
+        received, self._received = self._received, {}
+        return received
+
+    def ready_envs(self) -> NDArray[np.int64]:
+        """Environments that were sent an action and are done with it, in ascending order."""
+        env_ids = np.fromiter(self._sent, np.int64, len(self._sent))
+        env_ids.sort()
+        requested, completed = np.empty_like(env_ids), np.empty_like(env_ids)
+        self._steps.requested_step.load_into(env_ids, requested)
+        self._steps.completed_step.load_into(env_ids, completed)
+        ready: NDArray[np.int64] = env_ids[completed == requested]
+        return ready
+
+    def wait_until_ready(self, count: int, deadline: float | None) -> NDArray[np.int64]:
+        """Wait until ``count`` of the sent environments are done; returns all that are."""
+        while True:
+            arrived = self._quorum.arrived
+            ready = self.ready_envs()
+            if len(ready) >= count:
+                return ready
+            self._wait_for_more(arrived, count - len(ready), deadline)
+
+    def read_messages(self, env_ids: NDArray[np.int64]) -> list[Message]:
+        """The messages about these environments, which are done, and perhaps about others of the same workers. They
+        are kept until ``mark_received``."""
+        workers = sorted(set(self._pool.worker_of_env[env_ids].tolist()))
+        handles = [self._handles[worker] for worker in workers]
         while True:
             try:
-                if deadline is None and self.step_timeout is None and not self._uneven:
-                    self.quorum.wait(self._due, None, self.workers.peers)  # as `_wait` does, in a quarter of the time
-                else:
-                    self._wait(deadline)
-                if self.steps.told != self._heard:
-                    self.hear(self.handles, deadline)
-                break
-            except WorkerDied as death:  # perhaps in the middle of what it had to say
-                self.heal(death)
-        if not self.heard:
-            return {}
-        heard, self.heard = self.heard, {}
-        return heard
+                if len(env_ids) == len(self._sent):
+                    self._resync()
+                self._drain_messages(handles, None)
+                return [message for messages in self._received.values() for message in messages]
+            except WorkerDied as death:  # in the middle of a message
+                self._restart_worker(death)
 
-    def wait_for_more(self, seen: int, more: int, deadline: float | None) -> None:
-        """Wait until ``more`` environments have arrived since the count was ``seen``, or a worker was replaced."""
-        busy = [handle for handle in self.handles if handle.pending]
-        if not busy and self.quorum.arrived == seen:  # Ctrl-C came when a step was asked for and before the command
-            self._uneven = True
-            self._commands.give_all(self._cell, SEND)
-            busy = self.handles
+    def mark_received(self, env_ids: NDArray[np.int64]) -> None:
+        """The caller has taken the results of these environments, and the messages."""
+        self._received.clear()
+        self._sent.difference_update(env_ids.tolist())
+        if not self._sent:
+            self.pending_call = AsyncState.DEFAULT
+
+    def _wait_for_more(self, arrived: int, more: int, deadline: float | None) -> None:
+        """Wait until ``more`` environments have arrived since the count was ``arrived``, or a worker was restarted."""
+        busy = [handle for handle in self._handles if handle.pending]
+        if not busy and self._quorum.arrived == arrived:  # Ctrl-C came after the request and before the command
+            self._count_invalid = True
+            self._commands.issue_all(self._cell, COMMAND_SEND)
+            busy = self._handles
         try:
-            self._arrive(seen + more, deadline, Peers(busy))
+            self._wait_for_count(arrived + more, deadline, WatchedPeers(busy))
         except WorkerDied as death:
-            self.heal(death)
+            self._restart_worker(death)
 
-    def settle(self) -> None:
-        """Everybody has finished. If the count is off, count anew in the other cell: a worker that has finished may not
-        have arrived yet, so all arrive there once, and whoever has done that has arrived in the old one before."""
-        while self._uneven:
-            # Whoever has a long message waits for somebody to read it, and does nothing else before.
+    def _resync(self) -> None:
+        """Make the count of arrivals valid again, when all workers have finished their commands.
+
+        A worker that has finished may not have arrived yet. So counting begins in the other cell of the quorum, where
+        every worker arrives once: a worker that has done that has arrived in the old cell before."""
+        while self._count_invalid:
+            # A worker with a long message waits until the parent reads it, and does nothing else before.
             try:
-                self.hear(self.handles, None)
+                self._drain_messages(self._handles, None)
             except WorkerDied as death:
-                self.heal(death)
+                self._restart_worker(death)
                 self._wait(None)
                 continue
-            self._uneven = False
+            self._count_invalid = False
             self._cell ^= 1
-            self.quorum = self.steps.quorums[self._cell]
-            self._due = self.quorum.arrived
-            messages = self._messages.copy()
-            self.tell([("nothing",)] * len(self.handles))
-            self._messages = messages  # should one die now, that is what it is to do again
+            self._quorum = self._steps.quorums[self._cell]
+            self._expected_arrivals = self._quorum.arrived
+            last_messages = self._last_messages.copy()
+            self._issue_messages([("no_op",)] * len(self._handles))
+            self._last_messages = last_messages  # what a worker that dies now has to do again
             self._wait(None)
 
     def _wait(self, deadline: float | None) -> None:
+        """Wait until all workers have finished their commands."""
         began = time.monotonic()
         while True:
             try:
-                if not self._uneven:
-                    self._arrive(self._due, deadline, self.workers.peers)
+                if not self._count_invalid:
+                    self._wait_for_count(self._expected_arrivals, deadline, self._pool.peers)
                     return
-                # The count is off: each worker is looked at.
-                seen = self.quorum.arrived
-                busy = [handle for handle in self.handles if handle.pending]
+                arrived = self._quorum.arrived
+                busy = [handle for handle in self._handles if handle.pending]
                 if not busy:
-                    self.settle()
+                    self._resync()
                     return
-                self._look_again(seen, busy, began, deadline)
+                self._wait_for_arrival(arrived, busy, began, deadline)
             except WorkerDied as death:
-                self.heal(death)
+                self._restart_worker(death)
                 began = time.monotonic()
 
-    def _look_again(self, seen: int, busy: list[Handle], began: float, deadline: float | None) -> None:
-        """Wait for the next arrival, but not for long: one of the busy may have nothing to arrive for, and only has to
-        find that what was sent to it is done."""
+    def _wait_for_arrival(self, arrived: int, busy: list[WorkerHandle], began: float, deadline: float | None) -> None:
+        """Wait for the next arrival, but not for long: a busy worker may have nothing to arrive for, because the steps
+        of its command were made with the command before."""
         now = time.monotonic()
-        if self.step_timeout is not None and now - began > self.step_timeout:
-            raise self._gave_up(busy[0])
+        if self._step_timeout is not None and now - began > self._step_timeout:
+            raise self._kill_hung(busy[0])
         if deadline is not None and now >= deadline:
-            raise WaitTimeout("the time was over before all workers had finished")
+            raise WaitTimeout("timed out before all workers had finished")
         with contextlib.suppress(WaitTimeout):
-            self.quorum.wait(seen + 1, _LOOK_AGAIN_SECONDS, Peers(busy))
+            self._quorum.wait(arrived + 1, _POLL_SECONDS, WatchedPeers(busy))
 
-    def _arrive(self, until: int, deadline: float | None, peers: Peers) -> None:
-        """Wait for arrivals, for ``step_timeout`` at most."""
-        patience, then_hung = self._patience(deadline)
+    def _wait_for_count(self, count: int, deadline: float | None, peers: WatchedPeers) -> None:
+        """Wait until the quorum has counted ``count`` arrivals, for ``step_timeout`` seconds at most."""
+        timeout, hung = self._timeout(deadline)
         try:
-            self.quorum.wait(until, patience, peers)
+            self._quorum.wait(count, timeout, peers)
         except WaitTimeout:
-            if not then_hung:
+            if not hung:
                 raise
             for peer in peers:
                 if peer.handle.pending:
-                    raise self._gave_up(peer.handle) from None
-            # else it came at the last moment
+                    raise self._kill_hung(peer.handle) from None
+            # no worker is pending: the last arrival came right after the timeout
 
-    def hear(self, handles: list[Handle], deadline: float | None) -> None:
-        """Read the messages that workers have announced."""
+    def _drain_messages(self, handles: list[WorkerHandle], deadline: float | None) -> None:
+        """Read all messages that these workers have sent."""
         unreadable: Exception | None = None
-        heard = False
+        any_read = False
         for handle in handles:
-            while not handle.silent:
-                content = self._hear(handle, deadline)
-                heard = True
+            while handle.has_message:
+                content = self._read_content(handle, deadline)
+                any_read = True
                 try:
-                    message = Message.read(content)
-                except Exception as error:  # all the others are read first: nothing is left over for the next call
+                    message = Message.unpickle(content)
+                except Exception as error:  # raised after all messages are read, so that none is left for the next call
                     unreadable = error
                     continue
-                self.heard.setdefault(handle.worker, []).append(message)
-                for cause in message.remade:
+                self._received.setdefault(handle.worker, []).append(message)
+                for cause in message.restart_causes:
                     self._count_restart(cause)
-        if heard:
-            self._heard = sum(handle.heard for handle in self.handles)
+        if any_read:
+            self._messages_read = sum(handle.messages_read for handle in self._handles)
         if unreadable is not None:
-            self.heard.clear()
+            self._received.clear()
             unreadable.add_note("while this process unpickled what a worker had returned")
             raise unreadable
 
-    def _hear(self, handle: Handle, deadline: float | None) -> bytes:
-        patience, then_hung = self._patience(deadline)
+    def _read_content(self, handle: WorkerHandle, deadline: float | None) -> bytes:
+        timeout, hung = self._timeout(deadline)
         try:
-            return handle.hear(patience)
+            return handle.read_message(timeout)
         except WaitTimeout:
-            if not then_hung:
+            if not hung:
                 raise
-            raise self._gave_up(handle) from None
+            raise self._kill_hung(handle) from None
 
-    def _send(self, handle: Handle, content: bytes) -> None:
+    def _send_content(self, handle: WorkerHandle, content: bytes) -> None:
         try:
-            handle.channel.send(content, self.step_timeout)
+            handle.channel.send(content, self._step_timeout)
         except WaitTimeout:
-            raise self._gave_up(handle) from None
+            raise self._kill_hung(handle) from None
 
-    def _patience(self, deadline: float | None) -> tuple[float | None, bool]:
-        """How long to wait now, and whether somebody who takes longer counts as hung."""
+    def _timeout(self, deadline: float | None) -> tuple[float | None, bool]:
+        """How long to wait now, and whether a worker that takes longer counts as hung."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        limit = self.step_timeout
+        limit = self._step_timeout
         return (left, False) if limit is None or (left is not None and left <= limit) else (limit, True)
 
-    def _gave_up(self, handle: Handle, what: str | None = None) -> WorkerDied:
-        """A worker that hangs is killed, and dead like any other."""
-        what = what or f"answer for step_timeout={self.step_timeout:g} s"
+    def _kill_hung(self, handle: WorkerHandle, missed: str | None = None) -> WorkerDied:
+        """Kill a worker that hangs, and treat it as dead. ``missed`` is what it did not do in time."""
+        missed = missed or f"answer within step_timeout={self._step_timeout:g} s"
         handle.kill()
-        who = f"{handle.peer.name} (pid {handle.peer.pid})"
-        handle.verdict = f"{who} did not {what} and was killed"
-        return handle.died(handle.verdict)
+        handle.kill_reason = f"{handle.peer.name} (pid {handle.peer.pid}) did not {missed} and was killed"
+        return handle.death_error(handle.kill_reason)
 
-    # ----------------------------------------------------------------------------------------------------- healing
+    # ---------------------------------------------------------------------------------------------------- failures
 
-    def heal(self, death: WorkerDied) -> None:
-        """A worker is dead: raise that, or put another in its place."""
-        handle = self.handles[death.worker]
-        if self.on_error == "raise":
+    def mark_broken(self, reason: str) -> None:
+        """Refuse all further commands."""
+        self.broken = reason
+
+    @property
+    def keeps_observations(self) -> bool:
+        """Whether ``keep_observations`` was called."""
+        return self._last_observations is not None
+
+    def keep_observations(self, observations: list[Any]) -> None:
+        """Keep the observations that are handed out now, one for each environment, for restarts."""
+        self._last_observations = observations
+
+    def keep_observation(self, env: int, observation: Any) -> None:
+        """Replace one of the observations that are kept."""
+        assert self._last_observations is not None
+        self._last_observations[env] = observation
+
+    def _restart_worker(self, death: WorkerDied) -> None:
+        """Restart a worker that is dead; with ``on_error="raise"``, raise its death."""
+        handle = self._handles[death.worker]
+        if self._on_error == "raise":
             if self.broken is None:
                 logger.error("%s", str(death))
             self.broken = str(death)
             raise death
-        self._uneven = True
-        message = self._messages.get(handle.worker)
-        # To make environments may take longer than a step: as long as it took before, and then some.
-        starting = self.step_timeout and self.step_timeout + 10 * self.workers.start_seconds
+        self._count_invalid = True
+        message = self._last_messages.get(handle.worker)
+        # Building environments may take longer than a step: allow ten times as long as the first start took.
+        limit = self._step_timeout and self._step_timeout + 10 * self._pool.start_seconds
         while True:
             self._count_restart(str(death), death)
             try:
-                self.workers.restart(handle, self.steps, starting)
-                self.heard.pop(handle.worker, None)
-                self._heard = sum(other.heard for other in self.handles)
-                self._revive(handle, message, str(death))
+                self._pool.restart(handle, self._steps, limit)
+                self._received.pop(handle.worker, None)
+                self._messages_read = sum(other.messages_read for other in self._handles)
+                self._restore_worker(handle, message, str(death))
                 return
-            except WorkerDied as again:
-                death = again
+            except WorkerDied as next_death:
+                death = next_death
             except WaitTimeout:
-                death = self._gave_up(handle, f"make its environments within {starting:g} s (see step_timeout)")
+                death = self._kill_hung(handle, f"make its environments within {limit:g} s (see step_timeout)")
             except Exception as error:
-                self.broken = f"a new worker {handle.worker} could not be made: {error}"
+                self.broken = f"worker {handle.worker} could not be restarted: {error}"
                 raise
 
-    def _revive(self, handle: Handle, message: tuple[Any, ...] | None, cause: str) -> None:
-        """Bring a new worker to where the old one was: its environments are reset and truncated; or, when the old one
-        had been told something, it is told again."""
-        stepping = message is None or message[0] == "step"
-        now = [k for k, env in enumerate(handle.envs) if stepping and (not self.sent or env in self.sent)]
-        last = self.last_observations and self.last_observations[handle.envs.start : handle.envs.stop]
-        handle.ask(MESSAGE, self._cell)
-        self._send(handle, for_worker(("revive", cause, last, now)))
+    def _restore_worker(self, handle: WorkerHandle, message: tuple[Any, ...] | None, cause: str) -> None:
+        """Bring a new process to the point where the old one died. Environments that were to be stepped are reset and
+        truncated; a message that is not a step is sent again."""
+        in_step = message is None or message[0] == "step"
+        stepping = [index for index, env in enumerate(handle.envs) if in_step and (not self._sent or env in self._sent)]
+        last = self._last_observations and self._last_observations[handle.envs.start : handle.envs.stop]
+        handle.issue(COMMAND_MESSAGE, self._cell)
+        self._send_content(handle, pickle_for_worker(("take_over", cause, last, stepping)))
         while handle.pending:
-            seen = self.quorum.arrived
+            arrived = self._quorum.arrived
             if handle.pending:
-                self._arrive(seen + 1, None, Peers([handle]))
+                self._wait_for_count(arrived + 1, None, WatchedPeers([handle]))
         if message is not None and message[0] == "reset":
-            for k, seed in message[1]:
-                handle.seeds[k] = seed
-        if stepping:
-            message = None  # made good by the truncation
-            self._messages.pop(handle.worker, None)
+            for index, seed in message[1]:
+                handle.seeds[index] = seed
+        if in_step:
+            message = None  # the truncation is the result of the step
+            self._last_messages.pop(handle.worker, None)
         for env in handle.envs:
-            self.steps.answered.store(env, self.steps.asked.load(env))
+            self._steps.completed_step.store(env, self._steps.requested_step.load(env))
         if message is not None:
-            self._messages[handle.worker] = message
-            handle.ask(MESSAGE, self._cell)
-            self._send(handle, for_worker(message))
+            self._last_messages[handle.worker] = message
+            handle.issue(COMMAND_MESSAGE, self._cell)
+            self._send_content(handle, pickle_for_worker(message))
 
     def _count_restart(self, cause: str, death: WorkerDied | None = None) -> None:
         self.restarts += 1
         logger.warn("%s", f"restart {self.restarts}: {cause}")
-        if not self._window.record():
+        if not self._restart_window.record():
             self.broken = (
-                f"{self._window.recent} restarts within {self._window.seconds:g} s are more than "
-                f"max_restarts={self._window.max_restarts}; the last: {cause}"
+                f"{self._restart_window.recent} restarts within {self._restart_window.seconds:g} s are more than "
+                f"max_restarts={self._restart_window.max_restarts}; the last: {cause}"
             )
             raise RestartLimit(self.broken) from death

@@ -1,7 +1,7 @@
-"""The worker: a process that builds some environments, and steps them when it is told to.
+"""The worker process: it builds a range of the environments and steps them when the parent issues a command.
 
-Every environment is built, stepped and closed by one thread. The loop ends when it is told to, or with the parent:
-a worker whose parent dies is gone within a second, whatever its environments do.
+One thread builds, steps and closes every environment. The loop ends with the command ``COMMAND_CLOSE`` or with the
+parent: a worker whose parent dies is gone within a second, whatever its environments do.
 """
 
 from __future__ import annotations
@@ -24,66 +24,80 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from memlane import _native
+from memlane._native import (
+    COMMAND_CLOSE,
+    COMMAND_SEND,
+    COMMAND_STEP,
+    PROGRESS_CURRENT_ENV,
+    PROGRESS_MESSAGES_SENT,
+    PROGRESS_STEPS,
+)
 from memlane.core import Peer, Segment
 from memlane.core.children import THREAD_LIMITS
 from memlane.core.liveness import die_with
 from memlane.spaces import Column
-from memlane.vector import infos as entries
 from memlane.vector.channel import Channel
-from memlane.vector.messages import Failure, Message, Ready, for_parent
-from memlane.vector.step_segment import CLOSE, SEND, STEP, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.infos import pack, pack_floats
+from memlane.vector.messages import Failure, Message, Ready, pickle_for_parent
+from memlane.vector.step_segment import StepSegment
 from memlane.vector.step_writer import StepWriter
 
 Actions = Sequence[Any] | NDArray[Any]
-"""One for each environment."""
+"""One action for each environment of a worker."""
 
 _SPIN_NS = 200_000
-"""How long a worker spins before it sleeps. Its core has nothing else to do, and to wake one that is halted
-took up to 140 us on a virtual machine: 64 CartPoles in two workers took 310 us a step; 330 with 50 us of spinning."""
+"""How long a worker spins before it sleeps. Its core has nothing else to do, and to wake a halted core took up to
+140 us on a virtual machine: 64 CartPoles in two workers took 310 us per step; 330 with 50 us of spinning."""
 
 
 @dataclass
 class Task:
-    """What a worker is told at its birth."""
+    """What a worker is started with."""
 
     worker: int
+    """Index of the worker."""
     envs: range
+    """Indices of its environments in the batch."""
     env_fns: bytes
-    """Pickled with cloudpickle: lambdas and functions of a notebook are welcome."""
+    """Functions that build the environments, pickled with cloudpickle: lambdas and functions of a notebook work."""
     autoreset_mode: AutoresetMode
-    heal: bool
-    """Whether an environment that raises is made anew here."""
+    """When an environment whose episode has ended is reset."""
+    restart_envs: bool
+    """Whether the worker replaces an environment that raises."""
     core: int | None
-    spins: bool
-    """Whether it may spin before it sleeps: not when there are more workers than cores."""
+    """The core that the worker is pinned to."""
+    spin: bool
+    """Whether it spins before it sleeps: not when there are more workers than cores."""
     assets: dict[str, Segment] = field(default_factory=dict)
+    """The arrays of ``shared_assets``."""
 
 
 def work(task: Task, connection: Connection, parent: Peer) -> None:
     """The worker's main function."""
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     if task.core is not None:
         os.sched_setaffinity(0, {task.core})
-    for name in THREAD_LIMITS:  # for what is imported from here on; a dozen workers with a dozen threads each is a jam
+    for name in THREAD_LIMITS:  # for libraries that are loaded from here on: many workers with many threads each jam
         os.environ.setdefault(name, "1")
-    _assets.update({name: _read_only(segment) for name, segment in task.assets.items()})
+    _assets.update({name: _map_read_only(segment) for name, segment in task.assets.items()})
     channel = Channel(connection)
     envs: list[Env[Any, Any]] = []
     try:
         try:
-            make: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
-            envs.extend(build() for build in make)
-            channel.send(for_parent(_introduce(envs)))
+            env_fns: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
+            envs.extend(env_fn() for env_fn in env_fns)
+            channel.send(pickle_for_parent(_describe_envs(envs)))
         except BaseException as error:
-            channel.send(for_parent(Failure.of(error, task.worker, task.envs.start + len(envs), 0)))
+            failure = Failure.from_exception(error, task.worker, task.envs.start + len(envs), 0)
+            channel.send(pickle_for_parent(failure))
             return
-        steps: Steps | None = cloudpickle.loads(channel.receive())
-        if steps is None:  # the parent did not like what we are
+        steps: StepSegment | None = cloudpickle.loads(channel.receive())
+        if steps is None:  # the parent has refused the environments
             return
-        Worker(task, make, envs, channel, steps).loop()
+        Worker(task, env_fns, envs, channel, steps).run()
     except EOFError:
-        pass  # the parent has gone without a word
+        pass  # the parent has closed the channel
     finally:
         with contextlib.ExitStack() as closing:  # all of them, even if one raises
             for env in envs:
@@ -94,336 +108,361 @@ _assets: dict[str, Any] = {}
 
 
 def shared_assets() -> dict[str, Any]:
-    """In a worker: the arrays that were given as ``shared_assets=``, mapped read-only."""
+    """The arrays that were given as ``shared_assets=``, mapped read-only. To be called in a worker, by an
+    environment."""
     return _assets
 
 
-def _read_only(segment: Segment) -> Any:
-    """Mapped so that nobody in this process can write, and only so."""
+def _map_read_only(segment: Segment) -> Any:
+    """Map an asset so that this process cannot write to it, not even through another mapping."""
     field = segment.layout["array"]
-    mapping, at = segment.alias(field.offset, field.nbytes, writeable=False)
+    mapping, offset = segment.alias(field.offset, field.nbytes, writeable=False)
     segment.close()
-    return np.ndarray(field.shape, field.dtype, memoryview(mapping), at)
+    return np.ndarray(field.shape, field.dtype, memoryview(mapping), offset)
 
 
-def _introduce(envs: list[Env[Any, Any]]) -> Ready:
+def _describe_envs(envs: list[Env[Any, Any]]) -> Ready:
     observation_spaces: list[Space[Any]] = []
     action_spaces: list[Space[Any]] = []
-    which = [
-        (_place(observation_spaces, env.observation_space), _place(action_spaces, env.action_space)) for env in envs
+    space_indices = [
+        (_index_of(env.observation_space, observation_spaces), _index_of(env.action_space, action_spaces))
+        for env in envs
     ]
-    return Ready(observation_spaces, action_spaces, which, dict(envs[0].metadata), envs[0].render_mode)
+    return Ready(observation_spaces, action_spaces, space_indices, dict(envs[0].metadata), envs[0].render_mode)
 
 
-def _place(known: list[Space[Any]], space: Space[Any]) -> int:
-    for place, other in enumerate(known):
+def _index_of(space: Space[Any], distinct: list[Space[Any]]) -> int:
+    """The index of an equal space in ``distinct``, to which the space is added if there is none."""
+    for index, other in enumerate(distinct):
         if other is space or other == space:
-            return place
-    known.append(space)
-    return len(known) - 1
+            return index
+    distinct.append(space)
+    return len(distinct) - 1
 
 
 _ENDED = (
-    "environment {} has ended, and with AutoresetMode.DISABLED it is the caller who resets it: "
+    "the episode of environment {} has ended, and with AutoresetMode.DISABLED the caller resets it: "
     "reset(options={{'reset_mask': mask}})"
 )
 
 
 class Worker:
-    """The loop and what it needs from command to command. Steps are made by ``rounds``, in native code; what it leaves
-    to Python is what is not plain: exceptions, ends of episodes in most modes, messages."""
+    """The environments of one worker and the execution of commands.
+
+    ``StepLoop`` makes the steps in native code and owns each environment's state (running, needs a reset, pending
+    truncation) and the infos of the current command. What is left for this class is the exceptional: exceptions, ends
+    of episodes without NEXT_STEP, values that need a conversion, and messages. Environments are counted from 0 here
+    (``index``); ``first_env + index`` is their index in the batch.
+    """
 
     def __init__(
         self,
         task: Task,
-        make: Sequence[Callable[[], Env[Any, Any]]],
+        env_fns: Sequence[Callable[[], Env[Any, Any]]],
         envs: list[Env[Any, Any]],
         channel: Channel,
-        steps: Steps,
+        steps: StepSegment,
     ) -> None:
         self.worker = task.worker
-        self.first = task.envs.start
-        self.heal = task.heal
+        self.first_env = task.envs.start
+        self.restart_envs = task.restart_envs
         self.mode = task.autoreset_mode
-        self.make = make
+        self.env_fns = env_fns
         self.envs = envs
         self.channel = channel
         self.steps = steps
         self.progress = steps.progress[task.worker]
-        self.outcomes = StepWriter(steps, task.worker)
-        self.by_message = steps.observations is None
-        self.observed: dict[int, Any] = {}
-        self.due = [False] * len(envs)
-        """Which have ended and are to be reset: at their next step, or by the user."""
-        self.owed: dict[int, tuple[str, Any]] = {}
-        """Those that were made anew outside of a step, with the cause and the last observation handed out: their next
-        step tells it."""
-        self.remade: list[str] = []
-        self.last: dict[int, Any] = {}
-        """The last observations, where they are not in shared memory and may be needed as final ones."""
-        self.keeps_last = self.heal and self.by_message and self.mode is AutoresetMode.SAME_STEP
-        self.infos: list[tuple[int, dict[str, Any]]] = []
+        self.writer = StepWriter(steps, task.worker)
+        self.declared_infos = list(steps.infos.items())
+        self.observations_in_messages = steps.observations is None
+        self.observations: dict[int, Any] = {}
+        """Observations for the next message, by index in the batch."""
+        self.pending_truncations: dict[int, tuple[str, Any]] = {}
+        """For environments that were restarted outside of a step: the cause, and the last observation that the caller
+        has seen. Their next step reports both."""
+        self.restart_causes: list[str] = []
+        """For the next message: why environments were replaced."""
         self.failures: list[Failure] = []
-        self.declared = [(key, column, told) for key, (column, told) in steps.infos.items()]
-        steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spins else 0
-        self.rounds = _native.StepLoop(
+        """For the next message: exceptions that the parent raises."""
+        self.last_observations: dict[int, Any] = {}
+        """The last observations, where they are not in shared memory and may be needed as ``final_obs``."""
+        self.keeps_last_observations = (
+            self.restart_envs and self.observations_in_messages and self.mode is AutoresetMode.SAME_STEP
+        )
+        steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spin else 0
+        self.step_loop = _native.StepLoop(
             steps.commands[task.worker],
-            self.outcomes.native,
+            self.writer.native,
             steps.quorums,
-            steps.asked,
-            steps.answered,
-            *_takers(steps.actions, task.envs),
+            steps.requested_step,
+            steps.completed_step,
+            *_action_readers(steps.actions, task.envs),
             self.envs,
-            self.due,
-            self.owed,
-            self.infos,
-            self.first,
-            resets=self.mode is AutoresetMode.NEXT_STEP,
+            self.first_env,
+            autoreset=self.mode is AutoresetMode.NEXT_STEP,
         )
 
-    def loop(self) -> None:
-        self._tell(None)  # bound: the parent may begin
+    def run(self) -> None:
+        """Execute commands until ``COMMAND_CLOSE``."""
+        self.channel.send(pickle_for_parent(None))  # the step segment is mapped: the parent may issue commands
         while True:
-            order = self.rounds.next()
-            if order == CLOSE:
+            command = self.step_loop.next_command()
+            if command == COMMAND_CLOSE:
                 return
-            if order == SEND:
-                self._send()
-            elif order == STEP:
-                self._step_on()
-                self._finish(len(self.envs))
+            if command == COMMAND_SEND:
+                self._finish_sent()
+            elif command == COMMAND_STEP:
+                self._finish_step()
+                self._finish_command()
             else:
                 content = self.channel.receive()
                 try:
                     name, *arguments = cloudpickle.loads(content)
                 except Exception as error:
                     self.failures.append(self._failure(error, 0))
-                    self._finish(len(self.envs))
+                    self._finish_command()
                     continue
-                self._finish(len(self.envs), self._obey(name, arguments))
+                self._finish_command(self._execute(name, arguments))
 
     # ------------------------------------------------------------------------------------------------------- steps
 
-    def _step_on(self) -> None:
-        while (special := self.rounds.special()) is not None:
-            k, returned, raised = special
+    def _finish_step(self) -> None:
+        """Run the step to its end and handle the environments that the step loop hands back."""
+        while (step := self.step_loop.next_exception()) is not None:
+            index, returned = step.index, step.returned
             try:
-                if raised is not None:
-                    raise raised  # caught below: should a new environment fail too, both are told
-                if self.due[k]:
-                    self._step_due(k)
+                if returned is not None:
+                    self._store_step(index, returned)
+                elif step.raised is not None:
+                    raise step.raised  # so that the traceback shows this one too if the new environment fails
+                elif step.pending_truncation:
+                    self._truncate(index, *self.pending_truncations[index])
+                elif step.needs_reset:  # a mistake of the caller: restarting the environment would not mend it
+                    error = AssertionError(_ENDED.format(self.first_env + index))
+                    self.failures.append(self._failure(error, index))
                 else:
-                    self._take(k, returned)
+                    raise TypeError("step() must return observation, reward, terminated, truncated, info, found None")
             except Exception as error:
-                self._fail(k, error)
+                self._handle_error(index, error)
 
-    def _step_due(self, k: int) -> None:
-        """The k-th environment has ended, and is not one that a reset in the place of the step is right for."""
-        if k in self.owed:
-            self._truncate(k, *self.owed[k])
-        else:  # the caller's mistake: nothing here is to be healed
-            self.failures.append(self._failure(AssertionError(_ENDED.format(self.first + k)), k))
+    def _finish_sent(self) -> None:
+        """Continue a ``send`` from the environment at which the step loop stopped."""
+        while True:
+            self._finish_step()
+            self._send_message(self._pack_message())
+            self.step_loop.complete_sent()
+            if self.step_loop.step_sent():
+                break
+        self.channel.flush()
+        self.step_loop.finish(0)
 
-    def _take(self, k: int, returned: Any) -> None:
-        """What a step of the k-th environment has returned."""
+    def _store_step(self, index: int, returned: Any) -> None:
+        """Store what an environment's ``step`` returned, and reset the environment in the mode SAME_STEP."""
         observation, reward, terminated, truncated, info = returned
         if terminated or truncated:
             if self.mode is not AutoresetMode.SAME_STEP:
-                self.due[k] = True
+                self.step_loop.mark_needs_reset(index)
             else:
                 # Copies: environments that reuse their buffers overwrite them in reset().
                 final = {"final_info": dict(info), "final_obs": deepcopy(observation)}
-                observation, info = self.envs[k].reset()
+                observation, info = self.envs[index].reset()
                 info = {**final, **info}
-        self._put(k, observation, reward, terminated, truncated, info)
+        self._write_step(index, observation, reward, terminated, truncated, info)
 
-    def _put(self, k: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
-        if self.by_message:
-            self._observe(k, observation)
-        self.outcomes.put(k, observation, reward, terminated, truncated)
-        if info or self.declared:
-            self._note(k, info)
+    def _write_step(
+        self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> None:
+        if self.observations_in_messages:
+            self._add_observation(index, observation)
+        self.writer.write_step(index, observation, reward, terminated, truncated)
+        if info or self.declared_infos:
+            self._store_info(index, info)
 
-    def _send(self) -> None:
-        """Those that were sent, from one on that needs a closer look."""
-        while True:
-            self._step_on()
-            self._announce(self._message())
-            self.rounds.answer()
-            if self.rounds.step_sent():
-                break
-        self.channel.flush()
-        self.rounds.finish(0)
-
-    def _note(self, k: int, info: dict[str, Any]) -> None:
-        if self.declared:
+    def _store_info(self, index: int, info: dict[str, Any]) -> None:
+        if self.declared_infos:
             info = dict(info)
-            for key, column, told in self.declared:
-                told[self.first + k] = key in info
+            for key, (column, present) in self.declared_infos:
+                present[self.first_env + index] = key in info
                 if key in info:
-                    column.write(self.first + k, info.pop(key))
+                    column.write(self.first_env + index, info.pop(key))
         if info:
-            self.infos.append((self.first + k, info))
+            self.step_loop.add_info(index, info)
 
-    def _observe(self, k: int, observation: Any) -> None:
-        self.observed[self.first + k] = observation
-        if self.keeps_last:
-            self.last[k] = deepcopy(observation)
+    def _add_observation(self, index: int, observation: Any) -> None:
+        self.observations[self.first_env + index] = observation
+        if self.keeps_last_observations:
+            self.last_observations[index] = deepcopy(observation)
 
-    def _last(self, k: int) -> Any:
-        """The last observation of the k-th environment, in the only mode that shows it: reading it back may be the
-        work of a function that a user registered, and can fail."""
+    def _last_observation(self, index: int) -> Any:
+        """The environment's last observation, in the only mode that shows it: a function that a user registered may
+        have to read it back, and can fail."""
         if self.mode is not AutoresetMode.SAME_STEP:
             return None
         column = self.steps.observations
-        return self.last.get(k) if column is None else deepcopy(column.read_one(self.first + k))
+        if column is None:
+            return self.last_observations.get(index)
+        return deepcopy(column.read_row(self.first_env + index))
 
-    def _fail(self, k: int, error: Exception, reset: dict[str, Any] | None = None) -> None:
-        failure = self._failure(error, k)
-        if self.heal:
+    # ---------------------------------------------------------------------------------------------------- failures
+
+    def _handle_error(self, index: int, error: Exception, reset: dict[str, Any] | None = None) -> None:
+        """Replace an environment that raised, or report its exception. ``reset`` has the arguments if it raised in a
+        reset that the caller asked for."""
+        failure = self._failure(error, index)
+        if self.restart_envs:
             try:
-                self._remake(k, failure, reset)
+                self._replace_env(index, failure, reset)
                 return
-            except Exception as worse:
-                failure = self._failure(worse, k)
+            except Exception as second:
+                failure = self._failure(second, index)
         self.failures.append(failure)
 
-    def _failure(self, error: BaseException, k: int) -> Failure:
-        return Failure.of(error, self.worker, self.first + k, int(self.progress[STEPS]))
+    def _failure(self, error: BaseException, index: int) -> Failure:
+        return Failure.from_exception(error, self.worker, self.first_env + index, int(self.progress[PROGRESS_STEPS]))
 
-    def _remake(self, k: int, failure: Failure, reset: dict[str, Any] | None) -> None:
-        """The environment raised: a new one takes its place, and its episode ends here."""
-        with contextlib.suppress(Exception):  # it is broken; what it has to say about its end does not matter
-            self.envs[k].close()
-        self.envs[k] = self.make[k]()
+    def _replace_env(self, index: int, failure: Failure, reset: dict[str, Any] | None) -> None:
+        """Build a new environment in the place of one that raised; its episode ends as truncated."""
+        with contextlib.suppress(Exception):  # it is broken: an exception of its close() says nothing new
+            self.envs[index].close()
+        self.envs[index] = self.env_fns[index]()
         cause = f"{failure.type_name}: {failure.text}"
-        self.remade.append(cause)
+        self.restart_causes.append(cause)
         if reset is None:
-            self._truncate(k, cause, self._last(k))
+            self._truncate(index, cause, self._last_observation(index))
         else:
-            observation, info = self.envs[k].reset(**reset)
-            self._begin(k, observation, {**info, "restarted": cause})
+            observation, info = self.envs[index].reset(**reset)
+            self._store_reset(index, observation, {**info, "restarted": cause})
 
-    def _begin(self, k: int, observation: Any, info: dict[str, Any]) -> None:
-        """The k-th environment has been reset because it was asked to be."""
-        self.due[k] = False
-        self.owed.pop(k, None)
-        if self.by_message:
-            self._observe(k, observation)
-        self.outcomes.put_observation(k, observation)
-        self._note(k, info)
+    def _store_reset(self, index: int, observation: Any, info: dict[str, Any]) -> None:
+        """Store the results of a reset that the caller asked for."""
+        self.step_loop.mark_running(index)
+        self.pending_truncations.pop(index, None)
+        if self.observations_in_messages:
+            self._add_observation(index, observation)
+        self.writer.write_observation(index, observation)
+        self._store_info(index, info)
 
-    def _truncate(self, k: int, cause: str, last: Any) -> None:
-        """The k-th environment has been made anew: what was its episode ends as one that was cut off."""
-        observation, info = self.envs[k].reset()
-        self.owed.pop(k, None)
-        self.due[k] = self.mode is not AutoresetMode.SAME_STEP
+    def _truncate(self, index: int, cause: str, last_observation: Any) -> None:
+        """Reset an environment that was restarted and report the old episode as truncated."""
+        observation, info = self.envs[index].reset()
+        self.pending_truncations.pop(index, None)
         if self.mode is AutoresetMode.SAME_STEP:
-            info = {"final_info": {}, "final_obs": last, **info}
-        self._put(k, observation, 0.0, False, True, {**info, "restarted": cause})
+            self.step_loop.mark_running(index)
+            info = {"final_info": {}, "final_obs": last_observation, **info}
+        else:
+            self.step_loop.mark_needs_reset(index)
+        self._write_step(index, observation, 0.0, False, True, {**info, "restarted": cause})
 
     # ---------------------------------------------------------------------------------------------------- messages
 
-    def _obey(self, name: str, arguments: list[Any]) -> Any:
+    def _execute(self, name: str, arguments: list[Any]) -> Any:
+        """Execute a message of the parent and return its result."""
         match name:
             case "reset":
                 seeds, options = arguments
-                for _, _, told in self.declared:
-                    told[self.first : self.first + len(self.envs)] = False
-                for k, seed in seeds:
-                    self.progress[THROUGH] = k
+                for _, (_, present) in self.declared_infos:
+                    present[self.first_env : self.first_env + len(self.envs)] = False
+                for index, seed in seeds:
+                    self.progress[PROGRESS_CURRENT_ENV] = index
                     try:
-                        self._begin(k, *self.envs[k].reset(seed=seed, options=options))
+                        self._store_reset(index, *self.envs[index].reset(seed=seed, options=options))
                     except Exception as error:
-                        self._fail(k, error, {"seed": seed, "options": options})
+                        self._handle_error(index, error, {"seed": seed, "options": options})
                 return None
-            case "revive":
-                cause, last, now = arguments
-                for k in range(len(self.envs)):
-                    self.progress[THROUGH] = k
-                    self.due[k], self.owed[k] = True, (cause, last[k] if last is not None else None)
-                    if k in now:
+            case "take_over":
+                # This worker replaces one that died. Environments that were in the middle of a step are truncated now,
+                # the others in their next step.
+                cause, last_observations, stepping = arguments
+                for index in range(len(self.envs)):
+                    self.progress[PROGRESS_CURRENT_ENV] = index
+                    last = last_observations[index] if last_observations is not None else None
+                    self.pending_truncations[index] = (cause, last)
+                    self.step_loop.mark_pending_truncation(index)
+                    if index in stepping:
                         try:
-                            self._truncate(k, *self.owed[k])
+                            self._truncate(index, cause, last)
                         except Exception as error:
-                            self._fail(k, error)
+                            self._handle_error(index, error)
                 return None
-            case "nothing":
+            case "no_op":
                 return None
             case "step":
-                self.rounds.start(arguments[0])
-                self._step_on()
+                self.step_loop.start(arguments[0])
+                self._finish_step()
                 return None
             case "call":
                 method, args, kwargs = arguments
-                return self._each(lambda env: _call(env, method, args, kwargs))
+                return self._for_each_env(lambda env: _call(env, method, args, kwargs))
             case "apply":
-                function, which = arguments
-                return self._each(function, which)
+                function, indices = arguments
+                return self._for_each_env(function, indices)
             case "set_attr":
                 attribute, values = arguments
                 remaining = iter(values)
-                self._each(lambda env: env.set_wrapper_attr(attribute, next(remaining)))
+                self._for_each_env(lambda env: env.set_wrapper_attr(attribute, next(remaining)))
                 return None
         raise AssertionError(name)
 
-    def _each(self, do: Callable[[Env[Any, Any]], Any], which: Iterable[int] | None = None) -> list[Any]:
+    def _for_each_env(
+        self, function: Callable[[Env[Any, Any]], Any], indices: Iterable[int] | None = None
+    ) -> list[Any]:
         results: list[Any] = []
-        for k in range(len(self.envs)) if which is None else which:
-            self.progress[THROUGH] = k
+        for index in range(len(self.envs)) if indices is None else indices:
+            self.progress[PROGRESS_CURRENT_ENV] = index
             try:
-                results.append(do(self.envs[k]))
+                results.append(function(self.envs[index]))
             except Exception as error:
                 results.append(None)
-                self.failures.append(self._failure(error, k))
+                self.failures.append(self._failure(error, index))
         return results
 
-    def _finish(self, arrivals: int, result: Any = None) -> None:
-        self._announce(self._message(result))
-        self.rounds.finish(arrivals)
+    def _finish_command(self, result: Any = None) -> None:
+        self._send_message(self._pack_message(result))
+        self.step_loop.finish(len(self.envs))
         self.channel.flush()
 
-    def _announce(self, message: bytes | None) -> None:
-        """A message goes as far as it goes without waiting: the parent finds it there when it wakes. What is left of a
-        long one goes when everybody has arrived, which is when the parent reads."""
+    def _send_message(self, message: bytes | None) -> None:
+        """Send as much of a message as the pipe takes without waiting, so that the parent finds it when it wakes. The
+        rest of a long one is flushed after all workers have arrived, which is when the parent reads."""
         if message is not None:
-            self.progress[TOLD] += 1
+            self.progress[PROGRESS_MESSAGES_SENT] += 1
             self.channel.post(message)
 
-    def _message(self, result: Any = None) -> bytes | None:
-        if not (self.remade or self.failures or self.observed or result is not None):
-            if not self.infos:
+    def _pack_message(self, result: Any = None) -> bytes | None:
+        """Pickle all that the parent has to know about the command beside the rows; None if there is nothing."""
+        infos = self.step_loop.take_infos()
+        if not (self.restart_causes or self.failures or self.observations or result is not None):
+            if not infos:
                 return None
-            if (floats := entries.pack_floats(self.infos)) is not None:
-                self.infos.clear()
-                return for_parent(floats)
-        packed = entries.pack(self.infos) if self.infos else {}
+            if (floats := pack_floats(infos)) is not None:
+                return pickle_for_parent(floats)
+        packed = pack(infos)
         try:
-            message = for_parent(Message(packed, self.observed, result, self.failures, self.remade))
+            message = pickle_for_parent(Message(packed, self.observations, result, self.failures, self.restart_causes))
         except Exception as error:
             failure = self._failure(error, 0)
-            message = for_parent(Message({}, {}, None, [*self.failures, failure], self.remade))
-        self.infos.clear()
-        self.observed, self.failures, self.remade = {}, [], []
+            message = pickle_for_parent(Message({}, {}, None, [*self.failures, failure], self.restart_causes))
+        self.observations, self.failures, self.restart_causes = {}, [], []
         return message
 
-    def _tell(self, message: Any) -> None:
-        self.channel.send(for_parent(message))
 
-
-def _takers(actions: Column | None, envs: range) -> tuple[Callable[[], Actions], Callable[[int], Any]]:
-    """How to take the actions of all of these environments, and that of the k-th: as copies, which may be kept."""
-    if actions is None:  # they come as messages
+def _action_readers(actions: Column | None, envs: range) -> tuple[Callable[[], Actions], Callable[[int], Any]]:
+    """Functions that read the actions of all of these environments, and the action of one of them. They return copies,
+    which environments may keep."""
+    if actions is None:  # actions come in messages, so neither is called
         return list, int
     if actions.rows is not None:
         rows = actions.rows[envs.start : envs.stop]
-        return rows.copy, rows.__getitem__ if rows.ndim == 1 else lambda k: rows[k].copy()
+        return rows.copy, rows.__getitem__ if rows.ndim == 1 else lambda index: rows[index].copy()
 
     def read(begin: int, end: int, space: Space[Any]) -> list[Any]:
         return list(iterate(space, actions.read(begin, end, copy=True)))
 
-    all_, one = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
-    return partial(read, envs.start, envs.stop, all_), lambda k: read(envs[k], envs[k] + 1, one)[0]
+    batch, single = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
+    return (
+        partial(read, envs.start, envs.stop, batch),
+        lambda index: read(envs[index], envs[index] + 1, single)[0],
+    )
 
 
 def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

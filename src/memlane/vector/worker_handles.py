@@ -1,4 +1,4 @@
-"""Workers as the parent sees them: started together, watched, asked, and replaced when they die."""
+"""Worker processes as the parent sees them: ``WorkerHandle`` is one of them, ``WorkerPool`` all of them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,39 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from memlane import _native
+from memlane._native import (
+    COMMAND_CLOSE,
+    PROGRESS_COMMANDS_FINISHED,
+    PROGRESS_CURRENT_ENV,
+    PROGRESS_MESSAGES_SENT,
+    PROGRESS_STEPS,
+)
 from memlane.core import Peer, Segment
 from memlane.core.children import ensure_fork_server, exit_of, one_thread_each, without_main_module
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
-from memlane.vector.messages import Failure, Ready, for_worker
-from memlane.vector.step_segment import CLOSE, FINISHED, STEPS, THROUGH, TOLD, Steps
+from memlane.vector.messages import Failure, Ready, pickle_for_worker
+from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
 
 _QUIET_SECONDS = 3.0
-"""A start that takes longer says how far it is."""
+"""A start that takes longer prints its progress, again and again after so many seconds."""
 
 
 class WorkerPeer(Peer):
-    """A worker as something to watch: its death is told with all that is known of it."""
+    """A worker process to watch during a wait; its death is a ``WorkerDied`` with all that is known about it."""
 
     __slots__ = ("handle",)
 
-    def __init__(self, pid: int, start: int, handle: Handle) -> None:
+    def __init__(self, pid: int, start: int, handle: WorkerHandle) -> None:
         super().__init__(pid, start, f"worker {handle.worker}")
         self.handle = handle
 
     def error(self, waiting: str) -> WorkerDied:
-        return self.handle.died(self.handle.verdict or self.obituary(), waiting)
+        return self.handle.death_error(self.handle.kill_reason or self.describe_death(), waiting)
 
     def _cause(self) -> str:
-        # The fork server's children are not ours; multiprocessing asks it how they ended.
+        # Children of the fork server are not this process's children; multiprocessing asks the server how they ended.
         process = self.handle.process
         if process is None or self.alive:
             return super()._cause()
@@ -53,107 +60,108 @@ class WorkerPeer(Peer):
 
 
 @dataclass(eq=False)
-class Handle:
-    """One worker: its process, its channel, and how far it is with its commands."""
+class WorkerHandle:
+    """One worker: its process, its channel, and its progress. A restart gives it another process."""
 
     worker: int
+    """Index of the worker."""
     envs: range
+    """Indices of its environments in the batch."""
     task: Task
+    """What its process is started with."""
     process: BaseProcess | None = None
     peer: WorkerPeer = field(init=False)
     channel: Channel = field(init=False)
-    steps: Steps | None = None
-    _command: _native.Command = field(init=False)
-    _progress: NDArray[np.int64] = field(init=False)
-    _given_before: int = 0
-    """Commands to those in whose place this one came."""
-    heard: int = 0
-    """Messages."""
-    verdict: str | None = None
-    """Why it was killed by this process."""
+    steps: StepSegment | None = None
+    """The step segment, from ``bind`` until the process is gone."""
+    messages_read: int = 0
+    """Messages of the current process that the parent has read."""
+    kill_reason: str | None = None
+    """Why the parent killed the current process."""
     seeds: list[Any] = field(default_factory=list)
-    """What the environments were last reset with."""
+    """The seeds of the last reset, one for each environment."""
+    _command: _native.CommandWord = field(init=False)
+    _progress: NDArray[np.int64] = field(init=False)
+    _issued_before: int = 0
+    """Commands that were issued to earlier processes of this worker."""
 
     def start(self, context: Any, daemon: bool, name: str) -> None:
-        ours, theirs = context.Pipe()
-        self.process = context.Process(target=work, name=name, args=(self.task, theirs, Peer.current("parent")))
+        parent_end, worker_end = context.Pipe()
+        self.process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
         self.process.daemon = daemon
         self.process.start()
-        theirs.close()
+        worker_end.close()
         assert self.process.pid is not None
-        known = Peer.of(self.process.pid)
-        self.peer = WorkerPeer(known.pid, known.start, self)
-        self.channel = Channel(ours)
+        peer = Peer.of(self.process.pid)
+        self.peer = WorkerPeer(peer.pid, peer.start, self)
+        self.channel = Channel(parent_end)
         self.channel.watch(self.peer)
-        self.heard = 0
-        self.verdict = None
+        self.messages_read = 0
+        self.kill_reason = None
         self.seeds = [None] * len(self.envs)
 
-    def introduction(self, timeout: float | None = None) -> Ready:
-        """What the worker says first; its exception, if making the environments raised one."""
-        said = self.receive(timeout)
-        if isinstance(said, Failure):
-            raise said.exception(None)
-        assert isinstance(said, Ready)
-        return said
+    def receive_ready(self, timeout: float | None = None) -> Ready:
+        """Receive the worker's first message. Raises its exception if building the environments failed."""
+        message = self._receive(timeout)
+        if isinstance(message, Failure):
+            raise message.to_exception(None)
+        assert isinstance(message, Ready)
+        return message
 
-    def bind(self, steps: Steps) -> None:
-        """Give the worker its rows; ``bound`` waits until it has them."""
+    def bind(self, steps: StepSegment) -> None:
+        """Send the worker the step segment; ``wait_until_bound`` waits until it is mapped."""
         self.steps = steps
         self._command = steps.commands[self.worker]
-        self._given_before = self._command.given
+        self._issued_before = self._command.issued
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
-        self.send(steps)
+        self.channel.send(pickle_for_worker(steps))
 
-    def bound(self, timeout: float | None = None) -> None:
-        self.receive(timeout)
+    def wait_until_bound(self, timeout: float | None = None) -> None:
+        self._receive(timeout)
 
-    def send(self, message: object, timeout: float | None = None) -> None:
-        self.channel.send(for_worker(message), timeout)
-
-    def receive(self, timeout: float | None = None) -> Any:
+    def _receive(self, timeout: float | None) -> Any:
         return cloudpickle.loads(self.channel.receive(timeout))
 
-    def ask(self, command: int, cell: int) -> None:
-        self._command.give(cell, command)
+    def issue(self, command: int, cell: int) -> None:
+        """Issue a command; the worker arrives in this cell of the quorum."""
+        self._command.issue(cell, command)
 
     @property
     def pending(self) -> bool:
-        """Whether it has something to do still."""
-        return bool(self._progress[FINISHED] != self._command.given - self._given_before)
+        """Whether the worker has not finished all commands."""
+        return bool(self._progress[PROGRESS_COMMANDS_FINISHED] != self._command.issued - self._issued_before)
 
     @property
-    def silent(self) -> bool:
-        """Whether it has announced no message that was not heard."""
-        return bool(self._progress[TOLD] == self.heard)
+    def has_message(self) -> bool:
+        """Whether the worker has sent a message that was not read."""
+        return bool(self._progress[PROGRESS_MESSAGES_SENT] != self.messages_read)
 
-    def hear(self, timeout: float | None) -> bytes:
-        """The next message that the worker has announced."""
+    def read_message(self, timeout: float | None) -> bytes:
+        """Read the next message of the worker."""
         message = self.channel.receive(timeout)
-        self.heard += 1
+        self.messages_read += 1
         return message
 
-    def died(self, obituary: str, waiting: str = "") -> WorkerDied:
-        """The error that says everything."""
-        envs = f"environment {self.envs.start}" if len(self.envs) == 1 else f"environments {_words(self.envs)}"
-        at, after = "", "before its first step"
+    def death_error(self, obituary: str, waiting: str = "") -> WorkerDied:
+        """The error for a worker that is dead: its environments, steps and seed beside the ``obituary``."""
+        envs = f"environment {self.envs.start}" if len(self.envs) == 1 else f"environments {_format_range(self.envs)}"
+        current, steps = "", "before its first step"
         if self.steps is not None:
             progress = self._progress
-            through = int(progress[THROUGH])
-            if self.pending and 0 <= through < len(self.envs):
-                seed = self.seeds[through]
-                at = f"; it was at environment {self.envs[through]}, last seed {seed}"
-            after = f"after {int(progress[STEPS])} steps"
-        message = f"{obituary}, with {envs}, {after}{at}" + (f"; this process {waiting}" if waiting else "")
+            index = int(progress[PROGRESS_CURRENT_ENV])
+            if self.pending and 0 <= index < len(self.envs):
+                current = f"; it was at environment {self.envs[index]}, last seed {self.seeds[index]}"
+            steps = f"after {int(progress[PROGRESS_STEPS])} steps"
+        message = f"{obituary}, with {envs}, {steps}{current}" + (f"; this process {waiting}" if waiting else "")
         return WorkerDied(message, peer=self.peer, worker=self.worker, envs=self.envs)
 
     def kill(self) -> None:
         if self.process is not None and self.process.is_alive():
             self.process.kill()
 
-    def end(self) -> None:
-        """Collect what is left of the process."""
+    def release(self) -> None:
+        """Wait for the end of the process and release its resources."""
         if self.process is not None:
             self.process.join()
             self.process.close()
@@ -161,24 +169,24 @@ class Handle:
             self.channel.close()
             self.peer.close()
         if self.steps is not None:
-            self.steps = None  # the handle and its peer know each other, and would keep the memory
+            self.steps = None  # the handle and its peer refer to each other, and would keep the memory
             del self._command, self._progress
 
 
-def _words(envs: range) -> str:
+def _format_range(envs: range) -> str:
     return f"{envs.start} to {envs.stop - 1}"
 
 
-class Peers(list[WorkerPeer]):
-    """Workers to be watched, with their descriptors at hand."""
+class WatchedPeers(list[WorkerPeer]):
+    """Workers to watch during a wait, with their pidfds ready."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
+    def __init__(self, handles: Sequence[WorkerHandle]) -> None:
         super().__init__(handle.peer for handle in handles)
         self.pidfds = [peer.fileno() for peer in self]
 
 
-class Workers:
-    """All workers of one vector environment."""
+class WorkerPool:
+    """All workers of one vector environment: starts, restarts and ends their processes."""
 
     def __init__(
         self,
@@ -189,21 +197,24 @@ class Workers:
         daemon: bool,
         name: str,
         autoreset_mode: AutoresetMode,
-        heal: bool,
+        restart_envs: bool,
         pin: bool | None,
         assets: dict[str, Segment],
     ) -> None:
         self._context = mp.get_context(context or "forkserver")
         self._daemon = daemon
         self._name = name
-        self._peers: Peers | None = None
+        self._peers: WatchedPeers | None = None
         self.start_seconds = 0.0
-        """How long it took until all had their environments."""
+        """How long the start of all workers took, until their environments existed."""
         cores = sorted(os.sched_getaffinity(0))
-        # Only when each core gets one: of two programs with a few workers each, nobody wants all on the same few cores.
+        # By default only when each core gets one worker: two programs with a few workers each would otherwise pin all
+        # of them to the same few cores.
         pin = len(ranges) == len(cores) if pin is None else pin
+        self.ranges = ranges
+        """The environments of each worker."""
         self.handles = [
-            Handle(
+            WorkerHandle(
                 worker,
                 envs,
                 Task(
@@ -211,7 +222,7 @@ class Workers:
                     envs,
                     cloudpickle.dumps([env_fns[env] for env in envs]),
                     autoreset_mode,
-                    heal,
+                    restart_envs,
                     cores[worker % len(cores)] if pin else None,
                     len(ranges) <= len(cores),
                     assets,
@@ -219,72 +230,75 @@ class Workers:
             )
             for worker, envs in enumerate(ranges)
         ]
-        self.of_env = np.repeat(np.arange(len(ranges)), [len(envs) for envs in ranges])
-        """Which worker has an environment."""
+        self.worker_of_env = np.repeat(np.arange(len(ranges)), [len(envs) for envs in ranges])
+        """The worker of each environment."""
 
     def start(self) -> list[Ready]:
-        """All at once; returns when the last has its environments."""
+        """Start all workers at once; returns when the environments of all of them exist."""
         began = time.monotonic()
         try:
             with _starting(self._context):
                 for handle in self.handles:
                     self._start(handle)
-            ready = self._introductions()
+            ready = self._receive_ready()
             self.start_seconds = time.monotonic() - began
             return ready
         except BaseException:
             self.kill()
             raise
 
-    def bind(self, steps: Steps) -> None:
-        """Give all of them their rows. One after the other, 64 workers took 220 ms."""
+    def bind(self, steps: StepSegment) -> None:
+        """Send all workers the step segment, and wait until all have mapped it. One after the other, 64 workers took
+        220 ms."""
         for handle in self.handles:
             handle.bind(steps)
         for handle in self.handles:
-            handle.bound()
+            handle.wait_until_bound()
 
-    def restart(self, handle: Handle, steps: Steps, timeout: float | None) -> None:
-        """A new process in the place of a dead one. ``WaitTimeout`` if its environments are not made in that time."""
+    def restart(self, handle: WorkerHandle, steps: StepSegment, timeout: float | None) -> None:
+        """Start a new process for a worker. ``WaitTimeout`` if its environments do not exist within ``timeout``."""
         handle.kill()
-        handle.end()
+        handle.release()
         with _starting(self._context):
             self._start(handle)
-        handle.introduction(timeout)
+        handle.receive_ready(timeout)
         handle.bind(steps)
-        handle.bound(timeout)
+        handle.wait_until_bound(timeout)
 
-    def _start(self, handle: Handle) -> None:
+    def _start(self, handle: WorkerHandle) -> None:
         self._peers = None
         handle.start(self._context, self._daemon, f"Worker<{self._name}>-{handle.worker}")
 
-    def _introductions(self) -> list[Ready]:
+    def _receive_ready(self) -> list[Ready]:
         began = time.monotonic()
         ready: dict[int, Ready] = {}
         while len(ready) < len(self.handles):
-            missing = {handle.channel.connection: handle for handle in self.handles if handle.worker not in ready}
-            sentinels = {handle.process.sentinel: handle for handle in missing.values() if handle.process is not None}
-            found = multiprocessing.connection.wait([*missing, *sentinels], timeout=_QUIET_SECONDS)
-            for each in found:
-                handle = missing.get(each) or sentinels[each]  # type: ignore[call-overload,index]
+            connections = {handle.channel.connection: handle for handle in self.handles if handle.worker not in ready}
+            sentinels = {
+                handle.process.sentinel: handle for handle in connections.values() if handle.process is not None
+            }
+            signalled = multiprocessing.connection.wait([*connections, *sentinels], timeout=_QUIET_SECONDS)
+            for source in signalled:
+                handle = connections.get(source) or sentinels[source]  # type: ignore[call-overload,index]
                 if handle.worker not in ready:
-                    ready[handle.worker] = handle.introduction()
-            if not found:
+                    ready[handle.worker] = handle.receive_ready()
+            if not signalled:
                 seconds = time.monotonic() - began
                 print(f"memlane: {len(ready)} of {len(self.handles)} workers ready, {seconds:.0f} s", file=sys.stderr)
         return [ready[handle.worker] for handle in self.handles]
 
     @property
-    def peers(self) -> Peers:
-        """All workers, to be watched by a wait. Made anew after each start."""
+    def peers(self) -> WatchedPeers:
+        """All workers, for a wait to watch."""
         if self._peers is None:
-            self._peers = Peers(self.handles)
+            self._peers = WatchedPeers(self.handles)
         return self._peers
 
     def close(self, timeout: float | None) -> None:
-        """Ask every worker to end; kill those that do not."""
+        """Ask all workers to close their environments and exit; kill those that have not after ``timeout`` seconds."""
         for handle in self.handles:
             with contextlib.suppress(Exception):
-                handle.ask(CLOSE, 0)
+                handle.issue(COMMAND_CLOSE, 0)
         deadline = None if timeout is None else time.monotonic() + timeout
         for handle in self.handles:
             if handle.process is not None:
@@ -295,14 +309,14 @@ class Workers:
         for handle in self.handles:
             handle.kill()
         for handle in self.handles:
-            handle.end()
+            handle.release()
             for asset in handle.task.assets.values():
                 asset.close()
 
 
 @contextlib.contextmanager
 def _starting(context: Any) -> Iterator[None]:
-    """Around the start of workers: they need nothing of the main script, and one thread each."""
+    """Around the start of workers: they do not import the main script, and numeric libraries use one thread each."""
     with without_main_module(), one_thread_each():
         if context.get_start_method() == "forkserver":
             ensure_fork_server([work.__module__])

@@ -1,5 +1,5 @@
-/* Shows the action that it was given and how often it was stepped; ends after nine steps. The action is what the compiler
- * is told: -DTYPE=float -DACTION='...'. */
+/* Its observation is the last action and the number of steps; it terminates after nine steps. The compiler flags declare
+ * the action: -DTYPE=float -DACTION='...'. */
 #include "memlane/env.h"
 
 static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {

@@ -1,5 +1,5 @@
-/* Everything that an environment may declare, and little that it means: several observations, actions and infos, settings,
- * words of `init`, a mark of `close`, a picture. */
+/* Everything that an environment may declare: several observations, actions and infos, settings, an error of `init`, a
+ * visible effect of `close`, an image. */
 #include <string.h>
 
 #include "memlane/env.h"
@@ -51,14 +51,14 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
         if (here->count < 0)
             here->count += 50;
         envs->rewards[i] = push[0] + (double)levers[0] * 10 + (double)levers[1] * 100 + (double)gear * 1000;
-        envs->terminated[i] = memlane_uniform(&envs->random[i], 0, 1) < envs->settings[1] ? 3 : 0; /* true enough */
+        envs->terminated[i] = memlane_uniform(&envs->random[i], 0, 1) < envs->settings[1] ? 3 : 0; /* any value but 0 is true */
         show(envs, i);
     }
 }
 
 static void close(const memlane_envs *envs, int32_t begin, int32_t end) {
     for (int32_t i = begin; i < end; ++i)
-        place_of(envs, i)->count += 1000; /* twice would show */
+        place_of(envs, i)->count += 1000; /* a second call would be visible */
 }
 
 static void render(const memlane_envs *envs, int32_t index, uint8_t *rgb) {

@@ -1,4 +1,4 @@
-/* Three in a game: agent `a` leaves after a random number of steps, the second by truncation; the game is over when all
+/* Three agents per game: agent `a` leaves after a random number of steps, the second by truncation; the game is over when all
  * have left. */
 #include "memlane/env.h"
 

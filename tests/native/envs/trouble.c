@@ -1,4 +1,4 @@
-/* Counts its steps. Action 1 takes a while, action 2 is the end of the process. */
+/* Counts its steps. Action 1 takes as long as the setting `seconds` says, action 2 crashes the process. */
 #define _POSIX_C_SOURCE 199309L
 #include <time.h>
 

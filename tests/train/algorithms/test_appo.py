@@ -1,4 +1,4 @@
-"""APPO: what collectors write, what the learner makes of it, and that it learns, whatever happens to its collectors."""
+"""APPO: what collectors write, how the learner updates, and that it learns although collectors are killed."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from memlane.spaces.paths import step
 from memlane.train.algorithms.appo import (
     APPO,
     APPOConfig,
-    Learner,
-    Rollouts,
-    Trip,
+    APPOLearner,
+    APPOWorker,
+    RolloutBatch,
     ppo_losses,
-    rollouts_of,
     slot_fields,
+    stack_rollouts,
 )
 from memlane.train.networks import ActorCritic, NetworkConfig
 from memlane.train.run import Metrics, Run
@@ -52,7 +52,7 @@ from tests.support.training import (
 
 PROMISE = 2.0
 """Seconds from an exception in a collector to the same in the learner."""
-SMALL: dict[str, Any] = {"steps": 8, "epochs": 2, "minibatch": 16, "network": {"hidden": (8,)}}
+SMALL: dict[str, Any] = {"num_steps": 8, "update_epochs": 2, "minibatch_size": 16, "network": {"hidden": (8,)}}
 
 # -------------------------------------------------------------------------------------------------------------- losses
 
@@ -74,24 +74,24 @@ def test_the_losses_are_those_of_the_paper(rows: list[tuple[float, ...]], clip: 
         value_loss += (value - target) ** 2 / len(rows)
         entropies += entropy / len(rows)
         kl += (ratio - 1 - (log_prob - old)) / len(rows)
-    found = ppo_losses(*torch.tensor(rows, dtype=torch.float64).T, clip=clip)
+    found = ppo_losses(*torch.tensor(rows, dtype=torch.float64).T, clip_coef=clip)
     assert float(found["policy_loss"]) == pytest.approx(policy_loss, abs=1e-9)
     assert float(found["value_loss"]) == pytest.approx(value_loss, abs=1e-9)
     assert float(found["entropy"]) == pytest.approx(entropies, abs=1e-9)
     assert float(found["kl"]) == pytest.approx(kl, abs=1e-9)
 
 
-def test_the_share_of_clipped_rows_is_told() -> None:
+def test_the_share_of_clipped_rows_is_a_metric() -> None:
     old = torch.zeros(4)
     logs = torch.tensor([0.5, -0.5, 0.1, 0.0])
-    found = ppo_losses(logs, old, torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(4), clip=0.2)
+    found = ppo_losses(logs, old, torch.ones(4), torch.zeros(4), torch.zeros(4), torch.zeros(4), clip_coef=0.2)
     assert float(found["clipped"]) == 0.5
 
 
 def test_a_row_beyond_the_clip_in_its_favour_moves_the_policy_no_further() -> None:
     logs = torch.tensor([1.0, -1.0], requires_grad=True)
     zeros = torch.zeros(2)
-    ppo_losses(logs, zeros, torch.tensor([1.0, -1.0]), zeros, zeros, zeros, clip=0.2)["policy_loss"].backward()
+    ppo_losses(logs, zeros, torch.tensor([1.0, -1.0]), zeros, zeros, zeros, clip_coef=0.2)["policy_loss"].backward()
     assert logs.grad is not None
     assert logs.grad.tolist() == [0, 0]
 
@@ -109,17 +109,17 @@ def vector_env(*scripts: list[tuple[int, str]]) -> SyncVectorEnv:
     return SyncVectorEnv([partial(Script, *script) for script in scripts], autoreset_mode=AutoresetMode.NEXT_STEP)
 
 
-def trip_of(env: Any, lstm: int = 0) -> Trip:
+def worker_of(env: Any, lstm: int = 0) -> APPOWorker:
     torch.manual_seed(0)
     network = NetworkConfig(hidden=(4,), lstm=lstm)
-    trip = Trip(env, ActorCritic(env.single_observation_space, env.single_action_space, network))
-    trip.begin(3)
-    return trip
+    worker = APPOWorker(env, ActorCritic(env.single_observation_space, env.single_action_space, network))
+    worker.reset(3)
+    return worker
 
 
-def filled(trip: Trip, steps: int) -> dict[str, Any]:
-    slot = slot_for(trip.policy, trip.env.single_observation_space, steps, trip.envs)
-    trip.fill(slot, steps)  # type: ignore[arg-type]
+def filled(worker: APPOWorker, steps: int) -> dict[str, Any]:
+    slot = slot_for(worker.policy, worker.env.single_observation_space, steps, worker.num_envs)
+    worker.collect_into(slot, steps)  # type: ignore[arg-type]
     return slot
 
 
@@ -130,8 +130,8 @@ TWO = (
 
 
 def test_a_rollout_is_what_gymnasium_says_of_next_step() -> None:
-    """By hand: after the step that ends an episode comes one in which the environment is reset."""
-    slot = filled(trip_of(vector_env(*TWO)), 7)
+    """Written out by hand: the step after the end of an episode resets the environment."""
+    slot = filled(worker_of(vector_env(*TWO)), 7)
     (name,) = (name for name in slot if name.startswith("obs."))
     assert slot[name][:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2], [1, 3], [2, 0]]
     assert slot[name][:, 1].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [2, 0], [2, 1]]
@@ -139,23 +139,23 @@ def test_a_rollout_is_what_gymnasium_says_of_next_step() -> None:
 
 
 def test_steps_that_end_an_episode_say_how() -> None:
-    slot = filled(trip_of(vector_env(*TWO)), 7)
+    slot = filled(worker_of(vector_env(*TWO)), 7)
     assert np.argwhere(slot["terminated"]).tolist() == [[1, 0], [4, 1]]
     assert np.argwhere(slot["truncated"]).tolist() == [[2, 1], [5, 0]]
 
 
 def test_a_step_in_which_an_environment_is_reset_is_not_valid() -> None:
-    slot = filled(trip_of(vector_env(*TWO)), 7)
+    slot = filled(worker_of(vector_env(*TWO)), 7)
     assert np.argwhere(~slot["valid"]).tolist() == [[2, 0], [3, 1], [5, 1], [6, 0]]
 
 
-def test_where_an_episode_begins_is_told() -> None:
-    slot = filled(trip_of(vector_env(*TWO)), 7)
-    assert np.argwhere(slot["begins"]).tolist() == [[0, 0], [0, 1], [3, 0], [4, 1], [6, 1], [7, 0]]
+def test_a_rollout_says_where_episodes_start() -> None:
+    slot = filled(worker_of(vector_env(*TWO)), 7)
+    assert np.argwhere(slot["episode_starts"]).tolist() == [[0, 0], [0, 1], [3, 0], [4, 1], [6, 1], [7, 0]]
 
 
 def test_returns_and_lengths_are_of_whole_episodes() -> None:
-    slot = filled(trip_of(vector_env(*TWO)), 7)
+    slot = filled(worker_of(vector_env(*TWO)), 7)
     done = ~np.isnan(slot["episode_returns"])
     assert np.argwhere(done).tolist() == [[1, 0], [2, 1], [4, 1], [5, 0]]
     assert slot["episode_returns"][done].tolist() == [3, 6, 1, 6]
@@ -164,32 +164,32 @@ def test_returns_and_lengths_are_of_whole_episodes() -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5])
 def test_episodes_go_on_from_rollout_to_rollout(cut: int) -> None:
-    whole = filled(trip_of(vector_env(*TWO)), 6)
-    trip = trip_of(vector_env(*TWO))
-    one, two = filled(trip, cut), filled(trip, 6 - cut)
+    whole = filled(worker_of(vector_env(*TWO)), 6)
+    worker = worker_of(vector_env(*TWO))
+    one, two = filled(worker, cut), filled(worker, 6 - cut)
     for name in ("valid", "rewards", "terminated", "truncated", "episode_returns", "actions", "log_probs"):
         np.testing.assert_array_equal(np.concatenate([one[name], two[name]]), whole[name], err_msg=name)
-    for name in (*(name for name in whole if name.startswith("obs.")), "begins"):
+    for name in (*(name for name in whole if name.startswith("obs.")), "episode_starts"):
         np.testing.assert_array_equal(one[name][-1], two[name][0], err_msg=name)
         np.testing.assert_array_equal(np.concatenate([one[name][:-1], two[name]]), whole[name], err_msg=name)
 
 
 def test_the_probabilities_in_a_rollout_are_those_of_its_actions() -> None:
-    trip = trip_of(vector_env(*TWO))
-    slot = filled(trip, 7)
-    (name,) = trip.names
-    given_by = trip.policy.policy(trip.policy.encoder({name: torch.from_numpy(slot[f"obs.{name}"][:-1])}))
-    expected = trip.policy.actions.log_prob(given_by, torch.from_numpy(slot["actions"]))
+    worker = worker_of(vector_env(*TWO))
+    slot = filled(worker, 7)
+    (name,) = worker.names
+    given_by = worker.policy.actor(worker.policy.encoder({name: torch.from_numpy(slot[f"obs.{name}"][:-1])}))
+    expected = worker.policy.distribution.log_prob(given_by, torch.from_numpy(slot["actions"]))
     torch.testing.assert_close(torch.from_numpy(slot["log_probs"]), expected.detach())
 
 
 def test_the_memory_in_a_rollout_is_that_of_its_first_step() -> None:
-    """The learner's sequence from there gives the probabilities that the collector had, over two rollouts."""
-    trip = trip_of(vector_env(*TWO), lstm=5)
-    for slot in (filled(trip, 3), filled(trip, 3)):
-        batch = rollouts_of([slot], "cpu")  # type: ignore[list-item]
-        features = trip.policy.sequence(batch.observations, batch.begins, batch.state)
-        found = trip.policy.actions.log_prob(trip.policy.policy(features[:-1]), batch.actions)
+    """The learner computes from it the log-probabilities that the collector had, over two rollouts."""
+    worker = worker_of(vector_env(*TWO), lstm=5)
+    for slot in (filled(worker, 3), filled(worker, 3)):
+        batch = stack_rollouts([slot], "cpu")  # type: ignore[list-item]
+        features = worker.policy.sequence(batch.observations, batch.episode_starts, batch.state)
+        found = worker.policy.distribution.log_prob(worker.policy.actor(features[:-1]), batch.actions)
         torch.testing.assert_close(found.detach(), batch.log_probs)
 
 
@@ -212,7 +212,7 @@ class Named(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("key", ["plain", "with.dot", "type"])
 def test_observations_in_dicts_are_found_by_their_names(key: str) -> None:
-    slot = filled(trip_of(SyncVectorEnv([partial(Named, key)] * 2)), 1)
+    slot = filled(worker_of(SyncVectorEnv([partial(Named, key)] * 2)), 1)
     assert slot[f"obs.{step(key)}"][:, 0].tolist() == [[0.25, 0.5], [0.5, 1]]
     assert slot["obs.deep.n"][:, 1].tolist() == [2, 1]
 
@@ -221,7 +221,7 @@ def test_observations_in_dicts_are_found_by_their_names(key: str) -> None:
 
 
 class LastOne(gymnasium.Env[Any, Any]):
-    """Truncated after every step. Only the observation that is left then is not 0."""
+    """Truncated after every step. Only the final observation is not 0."""
 
     observation_space = Box(0, 1, (1,), np.float32)
     action_space = Discrete(2)
@@ -241,32 +241,32 @@ class Tenfold(torch.nn.Module):
         return 10 * features
 
 
-def learner_of(env: Any, **config: Any) -> Learner:
+def learner_of(env: Any, **config: Any) -> APPOLearner:
     torch.manual_seed(0)
     network = config.pop("network", NetworkConfig(hidden=(8,), normalize_observations=False))
-    return Learner(env.single_observation_space, env.single_action_space, APPOConfig(network=network, **config))
+    return APPOLearner(env.single_observation_space, env.single_action_space, APPOConfig(network=network, **config))
 
 
-def batch_from(learner: Learner, env: Any, steps: int, rollouts: int = 1) -> Rollouts:
-    trip = Trip(env, learner.policy)
-    trip.begin(1)
-    return rollouts_of([filled(trip, steps) for _ in range(rollouts)], "cpu")  # type: ignore[misc]
+def batch_from(learner: APPOLearner, env: Any, steps: int, rollouts: int = 1) -> RolloutBatch:
+    worker = APPOWorker(env, learner.policy)
+    worker.reset(1)
+    return stack_rollouts([filled(worker, steps) for _ in range(rollouts)], "cpu")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("lag", [0, 1], ids=["gae", "v-trace"])
 def test_truncation_is_continued_with_the_value_of_the_final_observation(lag: int) -> None:
     env = SyncVectorEnv([LastOne] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
-    learner = learner_of(env, gamma=0.5, lam=0.9)
-    learner.policy.value = Tenfold()  # type: ignore[assignment]
+    learner = learner_of(env, gamma=0.5, gae_lambda=0.9)
+    learner.policy.critic = Tenfold()  # type: ignore[assignment]
     batch = batch_from(learner, env, 7)
-    _, targets, _ = learner.judge(batch, lag)
+    _, targets, _ = learner.compute_advantages(batch, lag)
     assert set(targets[batch.valid].tolist()) == {1.0 + 0.5 * 10.0}
 
 
-@pytest.mark.parametrize("minibatch", [1, 5, 16, 1000])
-def test_minibatches_have_every_valid_row_once(minibatch: int) -> None:
+@pytest.mark.parametrize("minibatch_size", [1, 5, 16, 1000])
+def test_minibatches_have_every_valid_row_once(minibatch_size: int) -> None:
     env = vector_env(*TWO)
-    learner = learner_of(env, minibatch=minibatch)
+    learner = learner_of(env, minibatch_size=minibatch_size)
     batch = batch_from(learner, env, 7)
     found = torch.cat(learner._minibatches(batch))
     assert sorted(found.tolist()) == batch.valid.flatten().nonzero().flatten().tolist()
@@ -274,7 +274,7 @@ def test_minibatches_have_every_valid_row_once(minibatch: int) -> None:
 
 def test_minibatches_of_a_network_with_memory_have_every_environment_once() -> None:
     env = vector_env(*TWO, *TWO, *TWO)
-    learner = learner_of(env, minibatch=10, network=NetworkConfig(hidden=(8,), lstm=4))
+    learner = learner_of(env, minibatch_size=10, network=NetworkConfig(hidden=(8,), lstm=4))
     batches = learner._minibatches(batch_from(learner, env, 5))
     assert sorted(torch.cat(batches).tolist()) == list(range(6))
     assert {len(one) for one in batches} == {2}
@@ -283,10 +283,10 @@ def test_minibatches_of_a_network_with_memory_have_every_environment_once() -> N
 def test_rollouts_stand_side_by_side_in_a_batch() -> None:
     env = vector_env(*TWO)
     learner = learner_of(env)
-    trip = Trip(env, learner.policy)
-    trip.begin(1)
-    slots = [filled(trip, 3), filled(trip, 3)]
-    batch = rollouts_of(slots, "cpu")  # type: ignore[arg-type]
+    worker = APPOWorker(env, learner.policy)
+    worker.reset(1)
+    slots = [filled(worker, 3), filled(worker, 3)]
+    batch = stack_rollouts(slots, "cpu")  # type: ignore[arg-type]
     assert batch.rewards.shape == (3, 4)
     assert torch.equal(batch.rewards[:, 2:], torch.from_numpy(slots[1]["rewards"]))
 
@@ -294,20 +294,20 @@ def test_rollouts_stand_side_by_side_in_a_batch() -> None:
 def test_a_batch_is_a_copy_of_its_rollouts() -> None:
     env = vector_env(*TWO)
     learner = learner_of(env)
-    trip = Trip(env, learner.policy)
-    trip.begin(1)
-    slot = filled(trip, 3)
-    batch = rollouts_of([slot], "cpu")  # type: ignore[list-item]
+    worker = APPOWorker(env, learner.policy)
+    worker.reset(1)
+    slot = filled(worker, 3)
+    batch = stack_rollouts([slot], "cpu")  # type: ignore[list-item]
     before = batch.rewards.clone()
     slot["rewards"][...] = -1
     assert torch.equal(batch.rewards, before)
 
 
-def test_what_stands_in_invalid_rows_changes_no_update() -> None:
+def test_the_content_of_invalid_rows_changes_no_update() -> None:
     weights = []
     for noise in (0.0, 1000.0):
         env = vector_env(*TWO)
-        learner = learner_of(env, minibatch=1000, epochs=2)
+        learner = learner_of(env, minibatch_size=1000, update_epochs=2)
         batch = batch_from(learner, env, 7)
         batch.rewards[~batch.valid] = noise
         batch.log_probs[~batch.valid] = -noise / 100
@@ -344,26 +344,26 @@ def test_the_normaliser_learns_from_valid_rows_alone() -> None:
 @pytest.mark.parametrize(("progress", "expected"), [(0.0, 1e-3), (0.25, 7.5e-4), (1.0, 0.0), (1.5, 0.0)])
 def test_a_linear_learning_rate_goes_to_zero(progress: float, expected: float) -> None:
     env = vector_env(*TWO)
-    learner = learner_of(env, learning_rate=1e-3, schedule="linear")
+    learner = learner_of(env, learning_rate=1e-3, lr_schedule="linear")
     assert learner.update(batch_from(learner, env, 7), 0, progress)["learning_rate"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("target", "grows"), [(1e9, True), (1e-12, False)])
 def test_an_adaptive_learning_rate_follows_the_divergence(target: float, grows: bool) -> None:
     env = vector_env(*TWO)
-    learner = learner_of(env, learning_rate=1e-3, schedule="adaptive", target_kl=target)
+    learner = learner_of(env, learning_rate=1e-3, lr_schedule="adaptive", desired_kl=target)
     found = learner.update(batch_from(learner, env, 7), 0, 0.0)["learning_rate"]
     assert found == pytest.approx(1.5e-3 if grows else 1e-3 / 1.5)
 
 
 def test_the_variance_that_is_explained_is_that_of_the_value_function_also_with_lag() -> None:
     env = vector_env(*TWO)
-    learner = learner_of(env, epochs=1)
+    learner = learner_of(env, update_epochs=1)
     batch = batch_from(learner, env, 7)
     batch.log_probs -= torch.linspace(-1, 1, batch.log_probs.numel()).reshape(batch.log_probs.shape)
     with torch.no_grad():
-        foreseen = learner.policy.value(learner.policy.encoder(batch.observations)).squeeze(-1)[:-1][batch.valid]
-        _, targets, _ = learner.judge(batch, lag=1)
+        foreseen = learner.policy.critic(learner.policy.encoder(batch.observations)).squeeze(-1)[:-1][batch.valid]
+        _, targets, _ = learner.compute_advantages(batch, lag=1)
     expected = 1 - (targets[batch.valid] - foreseen).var() / targets[batch.valid].var()
     assert learner.update(batch, lag=1, progress=0.0)["explained_variance"] == pytest.approx(float(expected), abs=1e-4)
 
@@ -381,7 +381,7 @@ def quiet(runner: APPO, folder: Path) -> Run:
 
 
 def train(folder: Path, updates: int = 6, *, stop_at: int = 0, save_interval: int = 3, **changes: Any) -> APPO:
-    """To the end, or until so many updates are made; goes on with what is in the folder."""
+    """Train for ``updates`` updates, or until ``stop_at``; continue from a checkpoint in the directory."""
     with small_runner(**changes) as runner:
         run = quiet(runner, folder)
         if (folder / "checkpoint.pt").exists():
@@ -399,20 +399,26 @@ def assert_same_weights(one: APPO, two: APPO) -> None:
 
 @pytest.mark.parametrize(
     ("rl_cfg", "message"),
-    [({"stepz": 3}, "stepz"), ({"network": {"hiden": (3,)}}, "hiden")],
-    ids=["of the algorithm", "of the network"],
+    [({"num_stepz": 3}, "num_stepz"), ({"network": {"hiden": (3,)}}, "hiden")],
+    ids=["algorithm", "network"],
 )
-def test_settings_that_nobody_knows_are_errors(rl_cfg: dict[str, Any], message: str) -> None:
+def test_unknown_settings_are_errors(rl_cfg: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         small_runner(**rl_cfg)
 
 
 @pytest.mark.parametrize(
     "rl_cfg",
-    [{"schedule": "cosine"}, {"clip_schedule": "adaptive"}, {"steps": 0}, {"epochs": 0}, {"minibatch": 0}],
+    [
+        {"lr_schedule": "cosine"},
+        {"clip_schedule": "adaptive"},
+        {"num_steps": 0},
+        {"update_epochs": 0},
+        {"minibatch_size": 0},
+    ],
     ids=lambda rl_cfg: next(iter(rl_cfg)),
 )
-def test_settings_that_make_no_sense_are_errors(rl_cfg: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_errors(rl_cfg: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(rl_cfg))):
         small_runner(**rl_cfg)
 
@@ -421,7 +427,46 @@ def test_a_network_may_be_given_as_a_dict() -> None:
     assert small_runner(network={"hidden": [5, 6], "lstm": 3}).config.network == NetworkConfig((5, 6), 3)
 
 
-def test_a_checkpoint_brings_back_all_that_was_learned(tmp_path: Path) -> None:
+def test_a_training_step_takes_rollouts_updates_publishes_and_describes_itself_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def noted(name: str) -> Any:
+        method = getattr(APPO, name)
+
+        def call(self: APPO, *args: Any) -> Any:
+            calls.append(name)
+            return method(self, *args)
+
+        return call
+
+    for name in ("rollouts", "read_rollouts", "update", "publish", "metrics"):
+        monkeypatch.setattr(APPO, name, noted(name))
+    train(tmp_path, 2, in_process=True)
+    assert calls == ["rollouts", "read_rollouts", "update", "publish", "metrics"] * 2
+
+
+def test_describing_a_training_step_changes_nothing(tmp_path: Path) -> None:
+    with small_runner(in_process=True) as runner:
+        run = quiet(runner, tmp_path)
+        found: list[tuple[Metrics, Metrics]] = []
+
+        def describe(metrics: Metrics) -> None:
+            rest = (metrics.version, metrics.wait_ns, metrics.learn_ns, metrics.events)
+            episodes = metrics.returns, metrics.lengths
+            one, two = (runner.metrics(episodes, metrics.lags, metrics.learning, *rest) for _ in range(2))
+            found.append((one, two))
+            assert runner.weights is not None
+            assert (runner.iteration, runner.weights.version) == (metrics.iteration, metrics.version)
+
+        run.listeners.append(describe)
+        runner.learn(2)
+        run.close()  # the listener and the runner refer to each other
+    assert [(one.iteration, two.iteration) for one, two in found] == [(1, 1), (2, 2)]
+
+
+def test_a_checkpoint_restores_weights_optimiser_and_counters(tmp_path: Path) -> None:
     first = train(tmp_path, 3, deterministic=True)
     second = small_runner(seed=99)
     second.restore(QuietRun(tmp_path).load())
@@ -450,13 +495,13 @@ def test_the_same_seed_gives_the_same_weights_in_deterministic_mode(tmp_path: Pa
 
 
 def test_two_collectors_on_threads_are_refused_in_deterministic_mode(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="share torch's random words"):
+    with pytest.raises(ValueError, match="share torch's global RNG"):
         train(tmp_path, 1, deterministic=True, collectors=2, in_process=True)
 
 
 def test_another_seed_gives_other_weights_in_deterministic_mode(tmp_path: Path) -> None:
     one, two = (train(tmp_path / str(seed), 2, deterministic=True, seed=seed) for seed in (1, 2))
-    assert not torch.equal(one.learner.tensors()["policy.0.weight"], two.learner.tensors()["policy.0.weight"])
+    assert not torch.equal(one.learner.tensors()["actor.0.weight"], two.learner.tensors()["actor.0.weight"])
 
 
 @pytest.mark.parametrize(
@@ -465,7 +510,7 @@ def test_another_seed_gives_other_weights_in_deterministic_mode(tmp_path: Path) 
         {},
         pytest.param({"collectors": 2}, marks=pytest.mark.soak),
         pytest.param({"rollouts_per_update": 2}, marks=pytest.mark.soak),
-        {"schedule": "adaptive"},
+        {"lr_schedule": "adaptive"},
     ],
     ids=["one collector", "two", "two rollouts each", "adaptive"],
 )
@@ -480,7 +525,7 @@ def test_a_run_that_is_resumed_from_a_checkpoint_is_as_if_it_had_never_stopped(
 
 
 def test_a_run_that_stops_between_two_checkpoints_is_resumed_as_if_it_had_never_stopped(tmp_path: Path) -> None:
-    """As Ctrl-C and a reached target do."""
+    """Ctrl-C and a reached target stop a run there."""
     whole = train(tmp_path / "whole", deterministic=True)
     train(tmp_path / "parts", stop_at=4, deterministic=True)
     assert_same_weights(whole, train(tmp_path / "parts", deterministic=True))
@@ -502,7 +547,7 @@ def test_learn_closes_the_run_that_it_made(tmp_path: Path) -> None:
     assert not left_open
 
 
-def test_lag_is_told_for_every_rollout_and_never_above_its_bound(tmp_path: Path) -> None:
+def test_lag_is_reported_for_every_rollout_and_never_above_its_bound(tmp_path: Path) -> None:
     with small_runner(max_lag=2, rollouts_per_update=2) as runner:
         lags: list[int] = []
         quiet(runner, tmp_path).listeners.append(lambda metrics: lags.extend(metrics.lags))
@@ -524,7 +569,7 @@ def test_ctrl_c_saves_a_checkpoint_and_ends_quietly(tmp_path: Path) -> None:
             runner.learn(100_000)
         finally:
             signal.signal(signal.SIGINT, before)
-    assert runner.stopped_because == "Ctrl-C"
+    assert runner.stop_reason == "Ctrl-C"
     assert QuietRun(tmp_path).load()["iteration"] == 4
 
 
@@ -586,7 +631,7 @@ def test_collectors_end_also_when_the_last_checkpoint_cannot_be_saved(
 
 
 def test_a_collector_that_raises_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
-    with APPO(Cliff, None, {**SMALL, "steps": 4}, sim_backend="gymnasium", num_envs=2) as runner:
+    with APPO(Cliff, None, {**SMALL, "num_steps": 4}, sim_backend="gymnasium", num_envs=2) as runner:
         quiet(runner, tmp_path)
         with pytest.raises(CollectorError, match="ZeroDivisionError") as caught:
             runner.learn(10_000)
@@ -657,8 +702,8 @@ def test_it_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     policy = runner.learner.policy
 
     def act(observations: Any) -> Any:
-        (name,) = policy.encoder._parts
-        actions, _, _ = policy.act({name: torch.from_numpy(observations)}, None)
-        return policy.actions.for_env(actions)
+        (name,) = policy.encoder.leaves
+        actions, _ = policy.act({name: torch.from_numpy(observations)})
+        return policy.to_env(actions)
 
     assert mean_score("Bricks-v0", act) > 1.25 * chance

@@ -1,7 +1,8 @@
-"""SAC and DQN: what collectors put into the replay, what the learner makes of it, and that they learn."""
+"""SAC and DQN: what collectors put into the replay, how the learner updates, and that they learn."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from memlane.ipc import Replay
 from memlane.train.algorithms import algorithm_for, dqn, sac
-from memlane.train.algorithms.off_policy import REPLAY, OffPolicy, Trip, row_fields, slot_fields
+from memlane.train.algorithms.off_policy import REPLAY_FILE, OffPolicy, OffPolicyWorker, row_fields, slot_fields
 from memlane.train.networks import NetworkConfig
 from memlane.train.presets import preset_for
 from memlane.train.run import Metrics
@@ -41,7 +42,7 @@ def batch_of(rows: int, actions: Any, **changes: Any) -> dict[str, torch.Tensor]
         "reward": torch.randn(rows),
         "discount": torch.where(torch.rand(rows) < 0.3, torch.zeros(rows), torch.full((rows,), 0.9)),
     }
-    (name,) = sac.Actor(SEEN, PUSH, sac.SACConfig(network=SMALL)).encoder._parts
+    (name,) = sac.Actor(SEEN, PUSH, sac.SACConfig(network=SMALL)).encoder.leaves
     return {key if key[-1] != "." else key + name: value for key, value in batch.items()} | changes
 
 
@@ -49,13 +50,13 @@ def batch_of(rows: int, actions: Any, **changes: Any) -> dict[str, torch.Tensor]
 @settings(deadline=None, max_examples=20)
 def test_the_targets_of_dqn_are_those_of_the_papers(seed: int, double: bool, dueling: bool) -> None:
     torch.manual_seed(seed)
-    learner = dqn.Learner(SEEN, PRESS, dqn.DQNConfig(double=double, dueling=dueling, network=SMALL))
+    learner = dqn.DQNLearner(SEEN, PRESS, dqn.DQNConfig(double=double, dueling=dueling, network=SMALL))
     for parameter in learner.target.parameters():
         parameter += torch.randn_like(parameter) * 0.1  # so that the two networks disagree
     batch = batch_of(16, torch.randint(2, (16,)))
     (after,) = [value for name, value in batch.items() if name.startswith("next_obs.")]
-    (name,) = learner.policy.encoder._parts
-    found = learner.targets(batch, {name: after})
+    (name,) = learner.policy.encoder.leaves
+    found = learner.compute_targets(batch, {name: after})
     for row in range(16):
         here = {name: after[row : row + 1]}
         mine, theirs = learner.policy(here)[0].tolist(), learner.target(here)[0].tolist()
@@ -66,18 +67,18 @@ def test_the_targets_of_dqn_are_those_of_the_papers(seed: int, double: bool, due
 
 def test_a_dueling_network_says_what_a_situation_is_worth_on_average() -> None:
     network = dqn.QNetwork(SEEN, PRESS, dqn.DQNConfig(dueling=True, network=SMALL))
-    (name,) = network.encoder._parts
+    (name,) = network.encoder.leaves
     seen = {name: torch.randn(5, 3)}
     assert network.value is not None
     assert torch.allclose(network(seen).mean(-1), network.value(network.encoder(seen)).squeeze(-1), atol=1e-6)
 
 
-def test_rows_that_were_drawn_by_priority_weigh_what_they_are_told_to() -> None:
+def test_rows_are_weighted_in_the_loss() -> None:
     """A row that weighs nothing changes nothing."""
     results = []
     for reward in (0.0, 100.0):
         torch.manual_seed(0)
-        learner = dqn.Learner(SEEN, PRESS, dqn.DQNConfig(network=SMALL))
+        learner = dqn.DQNLearner(SEEN, PRESS, dqn.DQNConfig(network=SMALL))
         batch = batch_of(2, torch.tensor([0, 1]), weight=torch.tensor([1.0, 0.0]))
         batch["reward"] = torch.tensor([1.0, reward])
         learner.update(batch, 0.0)
@@ -89,11 +90,11 @@ def test_rows_that_were_drawn_by_priority_weigh_what_they_are_told_to() -> None:
 @settings(deadline=None, max_examples=30)
 def test_the_density_of_a_squashed_action_is_that_of_its_definition(numbers: list[float], seed: int) -> None:
     actor = sac.Actor(SEEN, Box(-1, 1, (len(numbers),), np.float32), sac.SACConfig(network=SMALL))
-    (name,) = actor.encoder._parts
+    (name,) = actor.encoder.leaves
     seen = {name: torch.tensor([[*numbers, 0.0, 0.0, 0.0][:3]])}
     torch.manual_seed(seed)
     actions, log_probs = actor(seen)
-    mean, log_std = (one[0].tolist() for one in actor._parameters_of(seen))
+    mean, log_std = (one[0].tolist() for one in actor.mean_and_log_std(seen))
     expected = 0.0
     for action, middle, width in zip(actions[0].tolist(), mean, log_std, strict=True):
         if abs(action) > 0.999:
@@ -106,9 +107,9 @@ def test_the_density_of_a_squashed_action_is_that_of_its_definition(numbers: lis
 
 def test_the_targets_of_sac_are_those_of_the_paper() -> None:
     torch.manual_seed(1)
-    learner = sac.Learner(SEEN, PUSH, sac.SACConfig(network=SMALL, temperature=0.3))
+    learner = sac.SACLearner(SEEN, PUSH, sac.SACConfig(network=SMALL, temperature=0.3))
     batch = batch_of(12, torch.rand(12, 1) * 2 - 1)
-    now, after = ({name: value} for name, value in sac.split(batch)[0].items()), sac.split(batch)[1]
+    now, after = sac.split_observations(batch)
     torch.manual_seed(2)
     with torch.no_grad():
         actions, log_probs = learner.policy(after)
@@ -117,7 +118,7 @@ def test_the_targets_of_sac_are_those_of_the_paper() -> None:
         float(batch["reward"][i]) + float(batch["discount"][i]) * (float(both[:, i].min()) - 0.3 * float(log_probs[i]))
         for i in range(12)
     ]
-    values = learner.critics(next(now), batch["action"]).detach()
+    values = learner.critics(now, batch["action"]).detach()
     torch.manual_seed(2)
     errors, _ = learner.update(batch, 0.0)
     assert np.allclose(errors.numpy(), (values - torch.tensor(expected)).abs().mean(0).numpy(), atol=1e-5)
@@ -125,7 +126,7 @@ def test_the_targets_of_sac_are_those_of_the_paper() -> None:
 
 def test_the_temperature_rises_while_the_policy_is_surer_than_it_should_be() -> None:
     config = sac.SACConfig(network=SMALL, target_entropy=50.0)
-    learner = sac.Learner(SEEN, PUSH, config)
+    learner = sac.SACLearner(SEEN, PUSH, config)
     before = learner.temperature.value
     for _ in range(5):
         learner.update(batch_of(8, torch.rand(8, 1)), 0.0)
@@ -138,7 +139,7 @@ def test_the_temperature_goes_where_torchs_adam_would_take_it(excesses: list[flo
     mine, log = sac.Temperature(0.0, 1e-2), torch.zeros((), dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([log], lr=1e-2)
     for excess in excesses:
-        mine.learn(excess)
+        mine.update(excess)
         log.grad = torch.tensor(-excess, dtype=torch.float64)
         adam.step()
     assert mine.log == pytest.approx(float(log.detach()), abs=1e-9)
@@ -146,8 +147,8 @@ def test_the_temperature_goes_where_torchs_adam_would_take_it(excesses: list[flo
 
 @pytest.mark.parametrize(("every", "share"), [(0, 0.25), (1, 1.0)])
 def test_the_target_follows_by_its_share(every: int, share: float) -> None:
-    config = dqn.DQNConfig(network=SMALL, tau=0.25, target_every=every)
-    learner = dqn.Learner(SEEN, PRESS, config)
+    config = dqn.DQNConfig(network=SMALL, tau=0.25, target_update_interval=every)
+    learner = dqn.DQNLearner(SEEN, PRESS, config)
     before = [one.clone() for one in learner.target.parameters()]
     learner.update(batch_of(8, torch.randint(2, (8,))), 0.0)
     for old, target, source in zip(before, learner.target.parameters(), learner.policy.parameters(), strict=True):
@@ -156,13 +157,13 @@ def test_the_target_follows_by_its_share(every: int, share: float) -> None:
 
 def test_an_action_reaches_both_bounds_of_the_environment() -> None:
     actor = sac.Actor(SEEN, Box(np.array([-1, 0]), np.array([3, 10]), dtype=np.float64), sac.SACConfig(network=SMALL))
-    assert actor.for_env(torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]])).tolist() == [[-1, 0], [3, 10], [1, 5]]
+    assert actor.to_env(torch.tensor([[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]])).tolist() == [[-1, 0], [3, 10], [1, 5]]
 
 
 @pytest.mark.parametrize(("algo", "space"), [("sac", PRESS), ("dqn", PUSH)])
 def test_actions_that_an_algorithm_does_not_know_are_refused_by_name(algo: str, space: Any) -> None:
     kind = algorithm_for(algo)
-    with pytest.raises(TypeError, match=f"{algo.upper()} knows"):
+    with pytest.raises(TypeError, match=f"{algo.upper()} needs"):
         kind.make_policy(SEEN, space, kind.Config())
 
 
@@ -173,17 +174,17 @@ class Slot(dict[str, Any]):
     pass
 
 
-def trip_through(*episodes: tuple[int, str], steps: int) -> tuple[Replay, Slot]:
-    """What is in the replay after so many steps of scripted episodes."""
+def collect_through(*episodes: tuple[int, str], steps: int) -> tuple[Replay, Slot]:
+    """The replay and the slot after ``steps`` steps of scripted episodes."""
     env = SyncVectorEnv([partial(Script, *episodes)], autoreset_mode=AutoresetMode.NEXT_STEP)
     row = row_fields(env.single_observation_space, ("int64", ()))
     replay = Replay(row, 100, streams=1, observations=[name for name in row if name.startswith("obs.")])
     actor = dqn.QNetwork(env.single_observation_space, env.single_action_space, dqn.DQNConfig(network=SMALL))
     slot = Slot({name: np.zeros(shape, dtype) for name, (dtype, shape) in slot_fields(steps, 1).items()})
-    trip = Trip(env, actor, replay.writer(), lambda: False)
-    trip.version = 7
-    trip.begin(0)
-    trip.fill(slot, steps)
+    worker = OffPolicyWorker(env, actor, replay.writer(), lambda: False)
+    worker.version = 7
+    worker.reset(0)
+    worker.collect_into(slot, steps)
     env.close()
     return replay, slot
 
@@ -202,7 +203,7 @@ def drawn(replay: Replay) -> dict[tuple[float, float], Any]:
 
 
 def test_truncation_is_continued_and_termination_is_not() -> None:
-    replay, slot = trip_through((2, "truncated"), (2, "terminated"), (9, "truncated"), steps=9)
+    replay, slot = collect_through((2, "truncated"), (2, "terminated"), (9, "truncated"), steps=9)
     with replay:
         found = drawn(replay)
     assert found[0.0, 1.0] == ((0, 2), 2, 0.5, 7)
@@ -212,7 +213,7 @@ def test_truncation_is_continued_and_termination_is_not() -> None:
 
 
 def test_the_step_that_only_resets_is_no_transition() -> None:
-    replay, slot = trip_through((2, "terminated"), (9, "truncated"), steps=6)
+    replay, slot = collect_through((2, "terminated"), (9, "truncated"), steps=6)
     with replay:
         # two steps, one that resets, three steps, of which the last waits for what comes after it
         assert (int(slot["transitions"]), replay.added) == (5, 5)
@@ -234,8 +235,8 @@ def runner_of(algo: str, env: str, folder: Path, seed: int = 0, **changes: Any) 
 
 
 def solve(runner: OffPolicy, env: str, algo: str, every: int) -> float:
-    """Train until the policy has its preset's target without exploration, looked at every so many steps; what it has
-    then."""
+    """Train until the policy reaches its preset's target without exploration, evaluated after each ``every`` steps;
+    return its last evaluation."""
     preset = preset_for(env, algo)
     assert preset.target is not None
     reached, looked = -math.inf, 0
@@ -279,22 +280,22 @@ def test_dqn_solves_cart_pole_although_one_of_two_collectors_is_killed_again_and
         counters.update(runner.replay.counters())
         if time.monotonic() - last > 1 and runner.collectors is not None and runner.collectors.pids:
             pid = next(iter(runner.collectors.pids.values()))
-            try:
+            with contextlib.suppress(ProcessLookupError):  # killed before, and its replacement is not started yet
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:  # killed before and not replaced yet
-                return
-            killed.append(pid)
+                killed.append(pid)
             last = time.monotonic()
 
     runner.run.listeners.append(kill)
     assert solve(runner, "CartPole-v1", "dqn", every=1000) >= 475
     assert killed
-    # What a killed collector did not get to tell of is in the replay; nothing is told of twice, or that is not there.
+    # The replay may have transitions whose rollout a killed collector did not commit. None is counted twice.
     assert runner.env_steps <= counters["added"] <= runner.env_steps + len(killed) * 2 * 8 * 4 + 2 * 2 * 8 * 4
 
 
 def test_dqn_learns_from_pixels_that_the_replay_keeps_as_bytes(tmp_path: Path) -> None:
-    runner = runner_of("dqn", "Bricks-v0", tmp_path, num_envs=4, capacity=500, warm_up=100, samples_per_insert=2.0)
+    runner = runner_of(
+        "dqn", "Bricks-v0", tmp_path, num_envs=4, buffer_size=500, learning_starts=100, samples_per_insert=2.0
+    )
     losses: list[float] = []
     kept: dict[str, str] = {}
     assert runner.run is not None
@@ -320,42 +321,43 @@ def test_dqn_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     with runner:
         runner.learn(1 << 40)
     policy = runner.learner.policy
-    (name,) = policy.encoder._parts
+    (name,) = policy.encoder.leaves
     draw = np.random.default_rng(1)
     chance = mean_score("Bricks-v0", lambda observations: draw.integers(0, 3, len(observations)))
 
     def act(observations: Any) -> Any:
-        return policy.for_env(policy.act_best({name: torch.from_numpy(observations)})[0])
+        return policy.to_env(policy.act({name: torch.from_numpy(observations)}, deterministic=True)[0])
 
     assert mean_score("Bricks-v0", act) > 1.5 * chance
 
 
 def ratio_after(runner: OffPolicy, updates: int) -> float:
-    """The samples per insert that the last update tells."""
+    """The samples per insert in the metrics of the last update."""
     assert runner.run is not None
     with runner:
         runner.learn(updates)
     return runner.run.latest.learning["samples_per_insert"]
 
 
-def test_the_ratio_of_samples_to_inserts_is_held_and_told(tmp_path: Path) -> None:
-    runner = runner_of("dqn", "CartPole-v1", tmp_path, samples_per_insert=3.5, batch=32, warm_up=100)
+def test_the_ratio_of_samples_to_inserts_is_held_and_reported(tmp_path: Path) -> None:
+    runner = runner_of("dqn", "CartPole-v1", tmp_path, samples_per_insert=3.5, batch_size=32, learning_starts=100)
     assert ratio_after(runner, 150) == pytest.approx(3.5, rel=0.05)
 
 
 def test_transitions_whose_rollouts_never_came_do_not_hold_the_training_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limiter counts them like any other; here half of all rows are such."""
-    fill = Trip.fill
+    """The limiter counts them like any other; here they are half of all rows."""
+    collect_into = OffPolicyWorker.collect_into
 
-    def forgetful(self: Trip, slot: Any, steps: int) -> tuple[int, int]:
-        took = fill(self, slot, steps)
+    def forgetful(self: OffPolicyWorker, slot: Any, num_steps: int) -> tuple[int, int]:
+        times = collect_into(self, slot, num_steps)
         slot["transitions"][...] //= 2
-        return took
+        return times
 
-    monkeypatch.setattr(Trip, "fill", forgetful)
-    few = {"samples_per_insert": 2.0, "batch": 32, "warm_up": 64, "in_process": True, "rollout_timeout": 20.0}
+    monkeypatch.setattr(OffPolicyWorker, "collect_into", forgetful)
+    few = {"samples_per_insert": 2.0, "batch_size": 32, "learning_starts": 64, "in_process": True,
+           "rollout_timeout": 20.0}  # fmt: skip
     runner = runner_of("dqn", "CartPole-v1", tmp_path, **few)
     assert ratio_after(runner, 80) == pytest.approx(2.0, rel=0.1)
 
@@ -365,19 +367,19 @@ def test_a_new_training_does_not_go_on_with_the_replay_of_an_old_one(tmp_path: P
     deterministic("dqn", "CartPole-v1", tmp_path / "theirs", 12, seed=5)
     (tmp_path / "mine" / "checkpoint.pt").unlink()
     deterministic("dqn", "CartPole-v1", tmp_path / "mine", 12, seed=5)
-    with Replay.load(tmp_path / "mine" / REPLAY) as mine, Replay.load(tmp_path / "theirs" / REPLAY) as theirs:
+    with Replay.load(tmp_path / "mine" / REPLAY_FILE) as mine, Replay.load(tmp_path / "theirs" / REPLAY_FILE) as theirs:
         one, two = (replay.sampler(seed=0).sample(64) for replay in (mine, theirs))
         assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-def test_what_only_asynchronous_ppo_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"network\.lstm is asynchronous PPO's alone, found 16"):
+def test_network_settings_of_appo_only_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"network\.lstm is a setting of appo only, found 16"):
         runner_of("dqn", "CartPole-v1", tmp_path, network={"lstm": 16})
 
 
 DETERMINISTIC: dict[str, Any] = {
-    "deterministic": True, "warm_up": 40, "batch": 16, "samples_per_insert": 4.0, "steps": 8, "capacity": 300,
-    "network": {"hidden": (8,)},
+    "deterministic": True, "learning_starts": 40, "batch_size": 16, "samples_per_insert": 4.0, "num_steps": 8,
+    "buffer_size": 300, "network": {"hidden": (8,)},
 }  # fmt: skip
 
 
@@ -392,7 +394,7 @@ def deterministic(algo: str, env: str, folder: Path, iterations: int, seed: int 
     return runner
 
 
-CASES = [("sac", "Pendulum-v1", {}), ("dqn", "CartPole-v1", {"n_step": 3, "alpha": 0.6})]
+CASES = [("sac", "Pendulum-v1", {}), ("dqn", "CartPole-v1", {"n_step": 3, "priority_alpha": 0.6})]
 
 
 @pytest.mark.parametrize(("algo", "env", "changes"), CASES, ids=["sac", "dqn by priority"])
@@ -407,7 +409,7 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(
 ) -> None:
     whole = deterministic(algo, env, tmp_path / "whole", 18, **changes)
     deterministic(algo, env, tmp_path / "parts", 12, **changes)
-    assert (tmp_path / "parts" / REPLAY).exists()
+    assert (tmp_path / "parts" / REPLAY_FILE).exists()
     resumed = deterministic(algo, env, tmp_path / "parts", 18, **changes)
     one, two = whole.learner.tensors(), resumed.learner.tensors()
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -1,10 +1,11 @@
-"""What a training shows: the picture, the lines and the JSON."""
+"""What a training prints: the live display, log lines and JSON."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import sys
 import time
 from typing import Any
 
@@ -13,9 +14,16 @@ from rich.console import Console
 
 from memlane.runner.protocols import CollectorJoined, CollectorLost
 from memlane.train.run import Metrics
-from memlane.train.ui.live_display import JsonLines, Lines, Picture, Told, curve, display_for
+from memlane.train.ui.live_display import (
+    JsonLines,
+    LiveDisplay,
+    LogLines,
+    RunSummary,
+    braille_curve,
+    make_display,
+)
 
-TOLD = Told("CartPole-v1", "runs/one", 100_000, 475.0, "appo", 2, 32, "native")
+SUMMARY = RunSummary("CartPole-v1", "runs/one", 100_000, 475.0, "appo", 2, 32, "native")
 LOST = CollectorLost(1, 0, 123, "collector 1 (pid 123) was killed by SIGKILL", True)
 
 
@@ -33,33 +41,33 @@ def metrics(number: int, **changes: Any) -> Metrics:
     return Metrics(**{**made, **changes})
 
 
-def picture(told: Told = TOLD, width: int = 100, height: int = 40) -> Picture:
-    return Picture(told, Console(file=io.StringIO(), force_terminal=True, width=width, height=height))
+def live_display(summary: RunSummary = SUMMARY, width: int = 100, height: int = 40) -> LiveDisplay:
+    return LiveDisplay(summary, Console(file=io.StringIO(), force_terminal=True, width=width, height=height))
 
 
-def shown(updates: int = 50, told: Told = TOLD, **size: int) -> str:
-    display = picture(told, **size)
+def shown(updates: int = 50, summary: RunSummary = SUMMARY, **size: int) -> str:
+    display = live_display(summary, **size)
     for number in range(1, updates + 1):
         display.update(metrics(number))
     return display.frame(metrics(updates)).plain
 
 
-# -------------------------------------------------------------------------------------------------------- the picture
+# ----------------------------------------------------------------------------------------------------- the live display
 
 
-def test_the_picture_tells_everything_that_is_asked_of_it() -> None:
+def test_a_frame_shows_the_whole_state() -> None:
     text = shown()
     for words in (
-        "CartPole-v1 · appo · 2 collectors of 32 environments · native", "50,000 of 100,000", "25,000/s", "0:00:02",
-        "250 of 475", "98% learning, 2% waiting", "25% collecting (environments 5%, policy 20%)",
-        "25% of 4 slots unread", "version 51 · lag 0.5 (at most 1)", "restarts 0", "learning rate 0.001", "kl 0.005",
+        "CartPole-v1 · appo · 2 collectors with 32 environments each · native", "50,000 of 100,000", "25,000/s",
+        "0:00:02", "250 of 475", "98% learning, 2% waiting", "25% collecting (environments 5%, policy 20%)",
+        "25% of 4 slots unread", "version 51 · lag 0.5 (max 1)", "restarts 0", "learning rate 0.001", "kl 0.005",
         "The collectors wait for the learner",
     ):  # fmt: skip
         assert words in text
 
 
 def test_shares_are_of_the_last_seconds_and_not_of_one_update() -> None:
-    display = picture()
+    display = live_display()
     for number in range(1, 100):
         display.update(metrics(number))
     late = metrics(100, wait_ns=39_000_000, learn_ns=1_000_000, learner_busy=0.025)
@@ -69,14 +77,14 @@ def test_shares_are_of_the_last_seconds_and_not_of_one_update() -> None:
 
 
 def test_lost_and_new_collectors_are_lines() -> None:
-    display = picture()
+    display = live_display()
     display.update(metrics(1, events=[LOST, CollectorJoined(1, 1, 124)]))
     text = display.frame(metrics(1)).plain
-    assert "lost, another takes its place: collector 1 (pid 123) was killed by SIGKILL" in text
-    assert "collector 1 joined (pid 124, number 2 in its place)" in text
+    assert "collector lost, restarting it: collector 1 (pid 123) was killed by SIGKILL" in text
+    assert "collector 1 joined (pid 124, restart 1)" in text
 
 
-def test_the_picture_fits_a_small_terminal() -> None:
+def test_a_frame_fits_a_small_terminal() -> None:
     lines = shown(width=60, height=16).splitlines()
     assert len(lines) <= 18
     assert max(len(line) for line in lines if "┤" in line or "│" in line) <= 60
@@ -84,7 +92,7 @@ def test_the_picture_fits_a_small_terminal() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, -1e9, 1e9, math.inf])
 def test_any_return_can_be_shown(value: float) -> None:
-    display = picture()
+    display = live_display()
     for number in range(1, 4):
         display.update(metrics(number, mean_return=value))
     assert "return" in display.frame(metrics(4, mean_return=value)).plain
@@ -92,20 +100,20 @@ def test_any_return_can_be_shown(value: float) -> None:
 
 @pytest.mark.parametrize("target", [None, math.inf, -math.inf, 0.0])
 def test_any_target_can_be_shown(target: float | None) -> None:
-    assert "steps" in shown(told=Told("X", "runs/x", 0, target))
+    assert "steps" in shown(summary=RunSummary("X", "runs/x", 0, target))
 
 
-def test_pictures_take_a_hundredth_of_the_time_at_most() -> None:
-    display = picture()
+def test_drawing_takes_a_hundredth_of_the_time_at_most() -> None:
+    display = live_display()
     display.start()
     frames = 0
     frame = display.frame
 
-    def counted(given: Metrics) -> Any:
+    def counted(latest: Metrics) -> Any:
         nonlocal frames
         frames += 1
         time.sleep(0.01)
-        return frame(given)
+        return frame(latest)
 
     display.frame = counted  # type: ignore[method-assign]
     begin = time.monotonic()
@@ -120,7 +128,7 @@ def test_pictures_take_a_hundredth_of_the_time_at_most() -> None:
 
 
 def test_the_curve_keeps_its_shape_however_long_the_training_is() -> None:
-    display = picture()
+    display = live_display()
     for number in range(1, 5001):
         display.update(metrics(number))
     assert len(display._curve) <= 1000
@@ -129,7 +137,7 @@ def test_the_curve_keeps_its_shape_however_long_the_training_is() -> None:
 
 
 def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
-    drawn = curve([(x, x) for x in range(100)], 10, 4, 0, 99)
+    drawn = braille_curve([(x, x) for x in range(100)], 10, 4, 0, 99)
     assert [len(line) for line in drawn] == [10] * 4
     assert drawn[3][0] != " "
     assert drawn[0][9] != " "
@@ -137,7 +145,7 @@ def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
 
 
 def test_a_line_between_two_points_has_no_gaps() -> None:
-    drawn = curve([(0, 0), (1, 1)], 10, 4, 0, 1)
+    drawn = braille_curve([(0, 0), (1, 1)], 10, 4, 0, 1)
     assert all(any(line[column] != " " for line in drawn) for column in range(10))
     assert all(line.strip() for line in drawn)
 
@@ -147,7 +155,7 @@ def test_a_line_between_two_points_has_no_gaps() -> None:
 
 def test_lines_come_every_few_seconds_and_at_the_end() -> None:
     out = io.StringIO()
-    display = Lines(TOLD, out, seconds=1000)
+    display = LogLines(SUMMARY, out, seconds=1000)
     display.start()
     for number in range(1, 11):
         display.update(metrics(number))
@@ -161,13 +169,13 @@ def test_lines_come_every_few_seconds_and_at_the_end() -> None:
 @pytest.mark.parametrize(("age", "said"), [(math.nan, "age -"), (7.4, "age 7")])
 def test_samples_have_no_age_before_there_are_any(age: float, said: str) -> None:
     out = io.StringIO()
-    Lines(TOLD, out, seconds=1000).update(metrics(1, learning={"samples_per_insert": 0.0, "sample_age": age}))
+    LogLines(SUMMARY, out, seconds=1000).update(metrics(1, learning={"samples_per_insert": 0.0, "sample_age": age}))
     assert out.getvalue().rstrip().endswith(f"samples/insert 0.0  {said}")
 
 
 def test_an_event_is_a_line_at_once() -> None:
     out = io.StringIO()
-    display = Lines(TOLD, out, seconds=1000)
+    display = LogLines(SUMMARY, out, seconds=1000)
     display.update(metrics(1))
     display.update(metrics(2, events=[LOST]))
     assert "killed by SIGKILL" in out.getvalue().splitlines()[-1]
@@ -175,10 +183,10 @@ def test_an_event_is_a_line_at_once() -> None:
 
 def test_every_line_of_json_is_an_object_without_nan() -> None:
     out = io.StringIO()
-    display = JsonLines(TOLD, out)
+    display = JsonLines(SUMMARY, out)
     display.start()
     display.update(metrics(1, mean_return=math.nan, events=[LOST, CollectorJoined(1, 1, 124)]))
-    display.say("result", {"evaluation": {"returns": [1.0, math.inf]}})
+    display.write("result", {"evaluation": {"returns": [1.0, math.inf]}})
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is not JSON")
@@ -194,5 +202,20 @@ def test_without_a_terminal_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert isinstance(display_for(TOLD), Lines)
-    assert isinstance(display_for(TOLD, as_json=True), JsonLines)
+    assert isinstance(make_display(SUMMARY), LogLines)
+    assert isinstance(make_display(SUMMARY, as_json=True), JsonLines)
+
+
+@pytest.mark.parametrize(("terminal", "hint"), [
+    (True, 'The live display needs rich: pip install "memlane[cli]". Printing log lines instead.\n'),
+    (False, ""),
+])  # fmt: skip
+def test_without_rich_there_are_lines_and_a_terminal_gets_a_hint(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, hint: str
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert isinstance(make_display(SUMMARY), LogLines)
+    assert out.getvalue() == hint

@@ -1,4 +1,4 @@
-"""A run's page: made from any folder that a run can leave, and well-formed."""
+"""The report of a run: written from any directory that a run can leave, and well-formed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memlane.train.ui.report import read_metrics, short, write_report
+from memlane.train.ui.formatting import short_number
+from memlane.train.ui.report import write_report
+from memlane.train.ui.report.metrics import read_metrics
 
 CONFIG: dict[str, Any] = {
     "name": "CartPole-v1",
     "options": {"env": "CartPole-v1", "algo": "appo", "collectors": 2, "seed": 7, "target": None, "config": {}},
-    "algorithm": {"learning_rate": 0.002, "epochs": 8},
+    "algorithm": {"learning_rate": 0.002, "update_epochs": 8},
     "backend": "native",
     "num_envs": 32,
     "max_steps": 500_000,
@@ -91,9 +93,14 @@ def test_a_page_has_all_plots_and_the_words_around_them(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert title in titles
     assert "not enough updates" not in text
-    for words in ("the target of 475 is reached", "499", "± 1.25 over 20 episodes", "2 collectors of 32 environments"):
+    for words in (
+        "the target of 475 is reached",
+        "499",
+        "± 1.25 over 20 episodes",
+        "2 collectors with 32 environments each",
+    ):
         assert words in text
-    for name in ("learning_rate", "epochs", "torch", "2.13"):
+    for name in ("learning_rate", "update_epochs", "torch", "2.13"):
         assert name in text
 
 
@@ -104,6 +111,24 @@ def test_the_commands_are_those_that_work(tmp_path: Path) -> None:
     assert f"memlane eval &#x27;{folder}&#x27;" in text
 
 
+def test_tensorboard_is_named_where_its_events_are(tmp_path: Path) -> None:
+    folder = run(tmp_path, [row(1), row(2)])
+    text = page_of(folder)
+    assert "not installed during this run" in text
+    assert 'pip install "memlane[cli]"' in text
+    (folder / "events.out.tfevents.1").write_bytes(b"")
+    text = page_of(folder)
+    assert f"tensorboard --logdir {folder}" in text
+    assert "not installed during this run" not in text
+
+
+def test_the_page_has_its_style_and_its_script_inside(tmp_path: Path) -> None:
+    text = page_of(run(tmp_path, [row(1), row(2)]))
+    assert ":root { color-scheme: light dark;" in text
+    assert "pointermove" in text
+    assert not re.search(r"\$\w", text)  # every placeholder of the template is filled in
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5000])
 def test_any_number_of_updates_makes_a_page(tmp_path: Path, rows: int) -> None:
     text = page_of(run(tmp_path, [row(number) for number in range(1, rows + 1)]))
@@ -111,12 +136,12 @@ def test_any_number_of_updates_makes_a_page(tmp_path: Path, rows: int) -> None:
 
 
 def test_a_run_without_a_result_says_so(tmp_path: Path) -> None:
-    assert "it is running, or was killed" in page_of(run(tmp_path, [row(1), row(2)], None))
+    assert "not finished: the run is in progress or was killed" in page_of(run(tmp_path, [row(1), row(2)], None))
 
 
 def test_a_folder_with_nothing_but_its_config_makes_a_page(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert "nothing measured yet" in page_of(tmp_path)
+    assert "no updates yet" in page_of(tmp_path)
 
 
 def test_a_run_that_was_stopped_before_its_evaluation_makes_a_page(tmp_path: Path) -> None:
@@ -157,7 +182,7 @@ def test_a_target_that_is_out_of_reach_does_not_flatten_the_curve(tmp_path: Path
     assert "target 1G" not in page_of(folder)
 
 
-def test_a_film_is_part_of_the_page(tmp_path: Path) -> None:
+def test_a_gif_is_part_of_the_page(tmp_path: Path) -> None:
     folder = run(tmp_path, [row(1), row(2)])
     (folder / "evaluation.gif").write_bytes(b"GIF89a")
     assert "data:image/gif;base64,R0lGODlh" in page_of(folder)
@@ -177,4 +202,4 @@ def test_a_report_needs_no_torch() -> None:
     ],
 )  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert short(value) == text
+    assert short_number(value) == text

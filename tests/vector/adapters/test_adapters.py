@@ -1,4 +1,4 @@
-"""The other faces of vector environments: rollout slots, tensors, make_vec, Stable-Baselines3, PettingZoo."""
+"""Adapters of vector environments: rollout slots, tensors, make_vec, Stable-Baselines3, PettingZoo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from memlane.vector import (
     write_to_shared_memory,
 )
 
-# Gymnasium's logger tells of restarts through warnings.
+# Gymnasium's logger reports restarts as warnings.
 restarting = pytest.mark.filterwarnings("ignore:.*WARN: ")
 
 
@@ -101,7 +101,7 @@ def test_nested_batches_become_nested_tensors() -> None:
 # ----------------------------------------------------------------------------------------------------------- make_vec
 
 
-def test_make_vec_can_be_told_to_use_memlane() -> None:
+def test_make_vec_makes_memlanes_class_within_the_context() -> None:
     with as_gymnasium_async():
         envs = gymnasium.make_vec(
             "CartPole-v1", num_envs=3, vectorization_mode="async", vector_kwargs={"num_workers": 2}
@@ -147,7 +147,7 @@ def pair(sb3: Any) -> tuple[Any, Any]:
     return SB3VecEnv(fns, num_workers=2), sb3.common.vec_env.DummyVecEnv(fns)
 
 
-def test_the_sb3_face_steps_as_sb3s_own_does(sb3: Any) -> None:
+def test_the_sb3_adapter_steps_as_sb3s_own_does(sb3: Any) -> None:
     ours, theirs = pair(sb3)
     try:
         ours.seed(5), theirs.seed(5)
@@ -166,7 +166,7 @@ def test_the_sb3_face_steps_as_sb3s_own_does(sb3: Any) -> None:
         ours.close()
 
 
-def test_the_sb3_face_reaches_into_the_environments(sb3: Any) -> None:
+def test_the_sb3_adapter_reaches_into_the_environments(sb3: Any) -> None:
     ours, theirs = pair(sb3)
     try:
         assert ours.get_attr("length") == theirs.get_attr("length") == [2, 3, 4]
@@ -243,7 +243,7 @@ def test_reset_infos_are_those_of_each_environments_last_reset(sb3: Any) -> None
         assert [info["resets"] for info in ours.reset_infos] == [8, 4, 3, 3]
 
 
-def test_the_sb3_face_knows_which_environments_are_wrapped(sb3: Any) -> None:
+def test_the_sb3_adapter_knows_which_environments_are_wrapped(sb3: Any) -> None:
     del sb3
     from memlane.vector.adapters.sb3 import SB3VecEnv
 
@@ -270,7 +270,7 @@ class Painted(Counter):
         return np.full((4, 6, 3), 10 * self.steps + self.length, np.uint8)
 
 
-def test_the_sb3_face_has_the_image_of_each_environment(sb3: Any) -> None:
+def test_the_sb3_adapter_has_the_image_of_each_environment(sb3: Any) -> None:
     from memlane.vector.adapters.sb3 import SB3VecEnv
 
     fns = [lambda n=n: Painted(n) for n in (2, 3, 4)]
@@ -299,7 +299,7 @@ class Mortal(Optional):
 
 
 @restarting
-def test_an_environment_that_was_restarted_ends_its_episode_in_the_sb3_face(sb3: Any) -> None:
+def test_an_environment_that_was_restarted_ends_its_episode_in_the_sb3_adapter(sb3: Any) -> None:
     del sb3
     from memlane.vector.adapters.sb3 import SB3VecEnv
 
@@ -434,7 +434,7 @@ def test_agents_of_different_spaces_are_refused() -> None:
         AgentsVectorEnv([lambda: Unequal((1, 1))])
 
 
-def test_the_autoreset_mode_of_the_games_is_told() -> None:
+def test_the_metadata_have_the_autoreset_mode_of_the_games() -> None:
     made = AgentsVectorEnv([lambda: Race((1, 1))], autoreset_mode=AutoresetMode.SAME_STEP)
     assert made.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     made.close()
@@ -444,10 +444,10 @@ RACES = [((1, 3), 100), ((2, 2), 100), ((9, 2), 4), ((1, 1), 100)]
 """Lives and limits: one agent outlives the other, both end at once, one is cut off, a game of one step."""
 
 
-def test_same_step_tells_the_same_ends_as_next_step() -> None:
+def test_same_step_has_the_same_ends_as_next_step() -> None:
     """Game by game, what the agents earned and how they ended; but for the steps that are resets in NEXT_STEP."""
-    told = {mode: stories(mode) for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)}
-    for expected, found in zip(*told.values(), strict=True):
+    histories = {mode: stories(mode) for mode in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)}
+    for expected, found in zip(*histories.values(), strict=True):
         assert len(found) == 24
         assert found[: len(expected)] == expected
         assert sum(over for *_, over in expected) >= 2
@@ -538,7 +538,7 @@ def test_agents_are_counted_and_not_the_parts_of_their_actions(space: gymnasium.
 
 
 class Deadly(Race):
-    """Whoever does 4 takes the whole process along."""
+    """Action 4 of any agent kills the process."""
 
     def step(self, actions: dict[str, int]) -> Any:
         if 4 in actions.values():
@@ -599,7 +599,7 @@ def test_the_reference_for_these_counters_is_gymnasiums_own() -> None:
 
 
 class Letters(gymnasium.Space[str]):
-    """One letter; nobody but this file knows it."""
+    """One letter; only this file registers it."""
 
     def __init__(self) -> None:
         super().__init__((), np.dtype("U1"))
@@ -653,7 +653,7 @@ def test_a_space_that_was_registered_with_the_shared_memory_functions_is_shared(
         observations = envs.step(np.array([7, 8, 25]))[0]
         assert observations["letter"] == ("h", "i", "z")
         assert observations["at"].tolist() == [7, 8, 25]
-        with pytest.raises(NotImplementedError, match="do not lie in shared memory"):
+        with pytest.raises(NotImplementedError, match="need observations in arrays of shared memory"):
             envs.reset_into({})
     finally:
         envs.close()
@@ -662,7 +662,7 @@ def test_a_space_that_was_registered_with_the_shared_memory_functions_is_shared(
 def test_observations_that_are_not_in_the_steps_are_not_left_out_of_a_slot_in_silence() -> None:
     envs = AsyncVectorEnv([Counter] * 2, num_workers=1, shared_memory=False)
     try:
-        with pytest.raises(NotImplementedError, match="do not lie in shared memory"):
+        with pytest.raises(NotImplementedError, match="need observations in arrays of shared memory"):
             envs.reset_into({})
     finally:
         envs.close()

@@ -1,35 +1,36 @@
 /* my_env: catch falling fruit with a basket that moves left and right.
  *
- * A fruit caught is a reward of 1, and the next one falls. A fruit on the ground ends the episode. This is a beginning:
- * change the rules, then `memlane build my_env.c`. What everything means: memlane/env.h, and docs/native-envs.md.
+ * Catching a fruit gives a reward of 1, and the next one falls. A fruit that hits the ground ends the episode. This is
+ * a template: change the rules, then run `memlane build my_env.c`. The interface is documented in memlane/env.h and
+ * docs/native-envs.md.
  */
 #include <math.h>
 
 #include "memlane/draw.h"
 #include "memlane/env.h"
 
-#define BASKET_SPEED 0.08 /* in a step; the field is from -1 to 1 */
+#define BASKET_SPEED 0.08 /* per step; x reaches from -1 to 1 */
 #define HALF_BASKET 0.15
-#define SIZE 300 /* of the picture */
+#define IMAGE_SIZE 300 /* pixels */
 
-enum { FALL, WIND }; /* the places of the settings in their table below */
+enum { FALL, WIND }; /* indices of the settings in the table below */
 
-/* What one environment remembers. All numbers of all environments are the host's: there are no globals here. */
+/* The state of one environment. The host allocates the states of all environments: do not use global variables. */
 typedef struct game {
-    double basket;           /* where its middle is */
+    double basket;           /* x of its centre */
     double fruit_x, fruit_y; /* y is 1 at the top and 0 at the ground */
-    double drift;            /* how far the wind carries the fruit in a step */
+    double drift;            /* change of fruit_x per step, caused by the wind */
 } game;
 
-static void let_a_fruit_fall(game *g, const memlane_envs *envs, int32_t i) {
+static void drop_fruit(game *g, const memlane_envs *envs, int32_t i) {
     const double wind = envs->settings[WIND];
-    g->fruit_x = memlane_uniform(&envs->random[i], -1, 1); /* random numbers only from here: then the seed says it all */
+    g->fruit_x = memlane_uniform(&envs->random[i], -1, 1); /* the only source of random numbers */
     g->fruit_y = 1;
     g->drift = memlane_uniform(&envs->random[i], -wind, wind);
 }
 
-static void show(const game *g, const memlane_envs *envs, int32_t i) {
-    float *observation = (float *)envs->observations[0] + 4 * (int64_t)i; /* row i of the array that Python sees */
+static void observe(const game *g, const memlane_envs *envs, int32_t i) {
+    float *observation = (float *)envs->observations[0] + 4 * (int64_t)i; /* row i of the array in Python */
     observation[0] = (float)g->basket;
     observation[1] = (float)g->fruit_x;
     observation[2] = (float)g->fruit_y;
@@ -40,8 +41,8 @@ static void reset(const memlane_envs *envs, int32_t begin, int32_t end) {
     for (int32_t i = begin; i < end; ++i) {
         game *g = (game *)envs->state + i;
         g->basket = memlane_uniform(&envs->random[i], -1, 1);
-        let_a_fruit_fall(g, envs, i);
-        show(g, envs, i);
+        drop_fruit(g, envs, i);
+        observe(g, envs, i);
     }
 }
 
@@ -52,7 +53,7 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
         g->basket += (double)(actions[i] - 1) * BASKET_SPEED; /* 0 is left, 1 is stay, 2 is right */
         g->basket = fmin(fmax(g->basket, -1), 1);
         g->fruit_x += g->drift;
-        if (fabs(g->fruit_x) > 1) { /* off the wall it bounces */
+        if (fabs(g->fruit_x) > 1) { /* it bounces off the wall */
             g->fruit_x = copysign(2, g->fruit_x) - g->fruit_x;
             g->drift = -g->drift;
         }
@@ -60,26 +61,27 @@ static void step(const memlane_envs *envs, int32_t begin, int32_t end) {
         if (g->fruit_y <= 0) {
             g->fruit_y = 0;
             if (fabs(g->fruit_x - g->basket) <= HALF_BASKET) {
-                envs->rewards[i] = 1; /* rewards and ends are 0 unless you write them */
-                let_a_fruit_fall(g, envs, i);
+                envs->rewards[i] = 1; /* rewards, terminated and truncated are 0 before each step */
+                drop_fruit(g, envs, i);
             } else {
-                envs->terminated[i] = 1; /* the host resets it; nothing to do here */
+                envs->terminated[i] = 1; /* the host resets the environment */
             }
         }
-        show(g, envs, i);
+        observe(g, envs, i);
     }
 }
 
 static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
     const game *g = (const game *)envs->state + i;
-    const memlane_canvas canvas = {rgb, SIZE, SIZE};
-    const double half = SIZE / 2.0, basket = half + g->basket * half;
+    const memlane_canvas canvas = {rgb, IMAGE_SIZE, IMAGE_SIZE};
+    const double half = IMAGE_SIZE / 2.0;
+    const double left = half + (g->basket - HALF_BASKET) * half, right = half + (g->basket + HALF_BASKET) * half;
     memlane_fill(canvas, 235, 245, 255);
-    memlane_rectangle(canvas, basket - HALF_BASKET * half, SIZE - 12, basket + HALF_BASKET * half, SIZE, 140, 90, 40);
-    memlane_disc(canvas, half + g->fruit_x * half, (1 - g->fruit_y) * SIZE, 8, 200, 30, 40);
+    memlane_rectangle(canvas, left, IMAGE_SIZE - 12, right, IMAGE_SIZE, 140, 90, 40);
+    memlane_disc(canvas, half + g->fruit_x * half, (1 - g->fruit_y) * IMAGE_SIZE, 8, 200, 30, 40);
 }
 
-/* ------------------------------------------------------------------------------------- what it declares about itself */
+/* ---------------------------------------------------------------------------------------------------- declarations */
 
 static const double lows[] = {-1, -1, 0, -0.05}, highs[] = {1, 1, 1, 0.05};
 static const memlane_field observations[] = {
@@ -107,8 +109,8 @@ MEMLANE_EXPORT const memlane_spec memlane_env = {
     .state_bytes = sizeof(game),
     .reward_low = 0,
     .reward_high = 1,
-    .render_width = SIZE,
-    .render_height = SIZE,
+    .render_width = IMAGE_SIZE,
+    .render_height = IMAGE_SIZE,
     .reset = reset,
     .step = step,
     .render = render,

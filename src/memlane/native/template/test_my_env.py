@@ -1,4 +1,4 @@
-"""The rules of my_env, and those that hold for every environment. Run it: pytest"""
+"""Tests of my_env: its own rules, and those for all environments. Run them with pytest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memlane.native.build import build
 from memlane.testing import check_env
 
 BASKET, FRUIT = 0, 1
-"""Where they are in an observation."""
+"""Indices in an observation."""
 LEFT, STAY, RIGHT = range(3)
 
 
@@ -30,26 +30,26 @@ def envs(library: Path) -> Iterator[NativeVectorEnv]:
     envs.close()
 
 
-def after_the_fruit(observations: NDArray[np.float32]) -> NDArray[np.int64]:
+def follow_the_fruit(observations: NDArray[np.float32]) -> NDArray[np.int64]:
     return np.where(observations[:, FRUIT] > observations[:, BASKET], RIGHT, LEFT)
 
 
-def test_it_keeps_the_rules_of_every_environment(library: Path) -> None:
+def test_it_follows_the_rules_for_all_environments(library: Path) -> None:
     check_env(library)
 
 
-def test_who_follows_the_fruit_plays_to_the_limit(envs: NativeVectorEnv) -> None:
+def test_following_the_fruit_reaches_the_step_limit(envs: NativeVectorEnv) -> None:
     observations, _ = envs.reset(seed=1)
     caught = np.zeros(envs.num_envs)
     for _ in range(500):
-        observations, rewards, terminated, truncated, _ = envs.step(after_the_fruit(observations))
+        observations, rewards, terminated, truncated, _ = envs.step(follow_the_fruit(observations))
         caught += rewards
         assert not terminated.any()
     assert truncated.all()
     assert caught.min() >= 15
 
 
-def test_who_runs_from_the_fruit_catches_nothing_and_soon_is_at_the_end(envs: NativeVectorEnv) -> None:
+def test_running_from_the_fruit_catches_nothing_and_ends_the_episode_soon(envs: NativeVectorEnv) -> None:
     observations, _ = envs.reset(seed=1)
     away = np.where(observations[:, FRUIT] > 0, LEFT, RIGHT)
     ended = np.zeros(envs.num_envs, bool)
@@ -57,5 +57,5 @@ def test_who_runs_from_the_fruit_catches_nothing_and_soon_is_at_the_end(envs: Na
         _, rewards, terminated, _, _ = envs.step(away)
         assert not rewards[~ended].any()
         ended |= terminated
-    # The wind may carry a fruit from the middle to the other side, where the basket is.
+    # The wind may carry a fruit from the centre to the other side, where the basket is.
     assert ended.mean() > 0.9

@@ -1,4 +1,4 @@
-"""Algorithms by the names that commands know them by."""
+"""Algorithms, by the names that options and commands know them by."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ if TYPE_CHECKING:
     from memlane.train.algorithms.base import Algorithm
 
 ALGORITHMS = {"appo": "APPO", "sac": "SAC", "dqn": "DQN"}
-"""The module of each, and the class in it."""
+"""Class of each algorithm; its module has the name of the algorithm."""
 
 
-def algorithm_for(name: str) -> type[Algorithm]:
-    found: type[Algorithm] = getattr(import_module(f"memlane.train.algorithms.{name}"), ALGORITHMS[name])
-    return found
+def algorithm_for(algo: str) -> type[Algorithm]:
+    """Import the class of an algorithm, and torch with it."""
+    from memlane.train.options import check_algorithm
+
+    check_algorithm(algo)
+    algorithm: type[Algorithm] = getattr(import_module(f"memlane.train.algorithms.{algo}"), ALGORITHMS[algo])
+    return algorithm

@@ -1,8 +1,8 @@
 """APPO: proximal policy optimisation whose collectors do not wait for the learner.
 
-A rollout carries the probabilities of the policy that made it. When that policy is the current one, advantages are
-GAE's; when the learner is ahead by then, V-trace corrects for it. The loss is PPO's, clipped around the policy that
-collected (Schulman and others, 2017; Espeholt and others, 2018; Petrenko and others, 2020).
+A rollout carries the log-probabilities of the policy that collected it. If that policy is still the current one,
+advantages are GAE's; if the learner is ahead by then, V-trace corrects for it. The loss is PPO's, clipped around the
+policy that collected (Schulman et al., 2017; Espeholt et al., 2018; Petrenko et al., 2020).
 """
 
 from __future__ import annotations
@@ -20,136 +20,152 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.lanes.tensors import layout_of
+from memlane.core.suggestions import did_you_mean
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
-from memlane.train import collection as collecting
 from memlane.train.advantages import gae, v_trace
-from memlane.train.algorithms import base as runner
-from memlane.train.algorithms.base import Algorithm, require_at_least_one
-from memlane.train.collection import episode_fields, episodes_of, told_of
-from memlane.train.networks import ActorCritic, NetworkConfig, State, arrays_of, leaves_of, masked, observation_fields
+from memlane.train.algorithms.base import Algorithm, Learner, require_at_least_one
+from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.networks import ActorCritic, NetworkConfig, State, leaf_arrays, leaf_fields, leaf_spaces, mask_state
 from memlane.train.optim import Adam
-from memlane.train.run import Metrics
 
 
 @dataclass(frozen=True)
 class APPOConfig:
-    steps: int = 32
-    """Of each environment in a rollout."""
-    epochs: int = 4
-    """How often each rollout is learned from."""
-    minibatch: int = 512
-    """Rows of one gradient step."""
+    """Settings of APPO."""
+
+    num_steps: int = 32
+    """Environment steps per rollout and environment."""
+    update_epochs: int = 4
+    """Passes over the rollouts of an update."""
+    minibatch_size: int = 512
+    """Transitions per gradient step."""
     gamma: float = 0.99
-    lam: float = 0.95
-    clip: float = 0.2
-    value_coef: float = 0.5
-    entropy_coef: float = 0.0
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Lambda of GAE, and of V-trace."""
+    clip_coef: float = 0.2
+    """Clipping range of the probability ratio in the policy loss."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    ent_coef: float = 0.0
+    """Weight of the entropy bonus."""
     learning_rate: float = 3e-4
-    schedule: Literal["constant", "linear", "adaptive"] = "linear"
-    """``linear`` goes to 0 at the end; ``adaptive`` keeps each update's KL divergence near ``target_kl``."""
+    """Learning rate of Adam."""
+    lr_schedule: Literal["constant", "linear", "adaptive"] = "linear"
+    """Schedule of the learning rate: ``linear`` goes to 0 at the end of the training; ``adaptive`` keeps the KL
+    divergence of each update near ``desired_kl``."""
     clip_schedule: Literal["constant", "linear"] = "constant"
-    target_kl: float = 0.01
-    stop_kl: float = 0.0
-    """No more epochs once an update has changed the policy by so much; 0: all epochs."""
+    """Schedule of ``clip_coef``: ``linear`` goes to 0 at the end of the training."""
+    desired_kl: float = 0.01
+    """KL divergence per update that the adaptive learning rate aims at."""
+    target_kl: float = 0.0
+    """KL divergence from the collecting policy above which an update stops after the current epoch; 0: never."""
     max_grad_norm: float = 0.5
+    """Maximum norm of the gradient; 0: no clipping."""
     normalize_advantages: bool = True
+    """Normalise the advantages of each update to zero mean and unit variance."""
     reward_scale: float = 1.0
+    """Factor of the rewards that the learner sees."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    """Settings of the network."""
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "steps", "epochs", "minibatch")
+        require_at_least_one(self, "num_steps", "update_epochs", "minibatch_size")
         for name, known in (
-            ("schedule", ("constant", "linear", "adaptive")),
+            ("lr_schedule", ("constant", "linear", "adaptive")),
             ("clip_schedule", ("constant", "linear")),
         ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {list(known)}, found {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value not in known:
+                hint = did_you_mean(str(value), known)
+                raise ValueError(f"{name} must be one of {', '.join(known)}, found {value!r}{hint}")
 
 
-# ------------------------------------------------------------------------------------------------------- rollouts
+# ---------------------------------------------------------------------------------------------------------- collecting
 
 
 def slot_fields(
-    observations: Space[Any], policy: ActorCritic, steps: int, envs: int, lstm: int
+    observation_space: Space[Any], policy: ActorCritic, num_steps: int, num_envs: int, lstm: int
 ) -> dict[str, FieldSpec]:
-    """What a rollout is made of, time first. ``obs`` has one row more: what the last steps left."""
-    rows = (steps, envs)
-    dtype = "int64" if policy.actions.dtype == torch.int64 else "float32"
-    made: dict[str, FieldSpec] = {
-        **observation_fields(observations, (steps + 1, envs)),
-        "actions": (dtype, (*rows, *policy.actions.shape)),
+    """The fields of a rollout, time first. ``obs`` and ``episode_starts`` have one row more: after the last steps."""
+    rows = (num_steps, num_envs)
+    dtype = "int64" if policy.distribution.dtype == torch.int64 else "float32"
+    fields: dict[str, FieldSpec] = {
+        **leaf_fields(observation_space, (num_steps + 1, num_envs)),
+        "actions": (dtype, (*rows, *policy.distribution.shape)),
         "log_probs": ("float32", rows),
         "rewards": ("float32", rows),
         "terminated": ("bool", rows),
         "truncated": ("bool", rows),
         "valid": ("bool", rows),
-        "begins": ("bool", (steps + 1, envs)),
-        **episode_fields(steps, envs),
+        "episode_starts": ("bool", (num_steps + 1, num_envs)),
+        **episode_fields(num_steps, num_envs),
     }
     if lstm:
-        made["state"] = ("float32", (2, 1, envs, lstm))
-    return made
+        fields["state"] = ("float32", (2, 1, num_envs, lstm))
+    return fields
 
 
-class Collector(collecting.Collector):
-    """``collect`` for APPO."""
+class APPOCollector(Collector):
+    """``collect`` of APPO."""
 
-    def trip(self, env: Any, context: CollectorContext) -> Trip:  # noqa: ARG002
-        return Trip(env, ActorCritic(env.single_observation_space, env.single_action_space, self.config.network))
+    def make_worker(self, env: Any, context: CollectorContext) -> APPOWorker:  # noqa: ARG002
+        return APPOWorker(env, ActorCritic(env.single_observation_space, env.single_action_space, self.config.network))
 
 
-class Trip(collecting.Trip):
-    def begin(self, seed: int) -> None:
-        super().begin(seed)
-        self.names = list(leaves_of(self.space))
-        self.state: State | None = self.policy.no_state(self.envs)
-        self.begins = np.ones(self.envs, np.bool_)
+class APPOWorker(RolloutWorker):
+    """Writes steps into the slot itself, with the log-probabilities of the actions."""
 
-    def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.names = list(leaf_spaces(self.observation_space))
+        self.state: State | None = self.policy.initial_state(self.num_envs)
+        self.episode_starts = np.ones(self.num_envs, np.bool_)
+
+    def collect_into(self, slot: Slot, num_steps: int) -> tuple[int, int]:
         env_ns = policy_ns = 0
         views = {name: slot[name] for name in slot}
         arrays = {name: views[f"obs.{name}"] for name in self.names}
         if self.state is not None:
             views["state"][...] = torch.stack(self.state).numpy()
-        told = told_of(slot)
-        for t in range(steps):
+        stats = clear_episode_stats(slot)
+        for t in range(num_steps):
             begin = time.perf_counter_ns()
-            self._look(arrays, t)
-            views["valid"][t], views["begins"][t] = self.valid, self.begins
-            # Read back from the slot: it stays as it is, whatever the environment does with its own arrays.
-            given = {name: torch.from_numpy(array[t]) for name, array in arrays.items()}
+            self._write_observations(arrays, t)
+            views["valid"][t], views["episode_starts"][t] = self.valid, self.episode_starts
+            # Read back from the slot, which does not change when the environment reuses its own arrays.
+            observations = {name: torch.from_numpy(array[t]) for name, array in arrays.items()}
             if self.state is not None:
-                self.state = masked(self.state, torch.from_numpy(~self.begins))
-            actions, log_probs, self.state = self.policy.act(given, self.state)
-            chosen = self.policy.actions.for_env(actions)
+                self.state = mask_state(self.state, torch.from_numpy(~self.episode_starts))
+            actions, log_probs, self.state = self.policy.sample(observations, self.state)
+            env_actions = self.policy.to_env(actions)
             views["actions"][t], views["log_probs"][t] = actions.numpy(), log_probs.numpy()
             between = time.perf_counter_ns()
-            self.observations, rewards, terminated, truncated, _ = self.env.step(chosen)
+            self.observations, rewards, terminated, truncated, _ = self.env.step(env_actions)
             after = time.perf_counter_ns()
             views["rewards"][t], views["terminated"][t], views["truncated"][t] = rewards, terminated, truncated
-            ended = terminated | truncated
-            self.episodes.step(told, t, rewards, self.valid, ended)
-            # In the place of the next step, those that ended are reset; the one after that begins an episode.
-            self.begins = ~self.valid
-            self.valid = ~ended
+            dones = terminated | truncated
+            self.episodes.step(stats, t, rewards, self.valid, dones)
+            # The next step resets the environments that are done; the observation after that one starts an episode.
+            self.episode_starts = ~self.valid
+            self.valid = ~dones
             policy_ns += between - begin
             env_ns += after - between
-        self._look(arrays, steps)
-        views["begins"][steps] = self.begins
+        self._write_observations(arrays, num_steps)
+        views["episode_starts"][num_steps] = self.episode_starts
         return env_ns, policy_ns
 
-    def _look(self, arrays: Mapping[str, NDArray[Any]], t: int) -> None:
-        for name, value in arrays_of(self.space, self.observations).items():
+    def _write_observations(self, arrays: Mapping[str, NDArray[Any]], t: int) -> None:
+        for name, value in leaf_arrays(self.observation_space, self.observations).items():
             arrays[name][t] = value
 
 
-# -------------------------------------------------------------------------------------------------------- learning
+# ------------------------------------------------------------------------------------------------------------ learning
 
 
 @dataclass
-class Rollouts:
-    """The rollouts of one update, side by side: (steps, environments of all of them)."""
+class RolloutBatch:
+    """The rollouts of one update side by side: (steps, environments of all rollouts)."""
 
     observations: dict[str, Tensor]
     actions: Tensor
@@ -158,35 +174,35 @@ class Rollouts:
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    begins: Tensor
+    episode_starts: Tensor
     state: State | None
 
     @property
-    def ended(self) -> Tensor:
+    def dones(self) -> Tensor:
         return self.terminated | self.truncated
 
 
-def rollouts_of(slots: list[TakenSlot], device: str) -> Rollouts:
-    """Copies: the slots go back to their collectors."""
+def stack_rollouts(slots: list[TakenSlot], device: str) -> RolloutBatch:
+    """Copy rollouts into a batch: the slots go back to their collectors."""
 
-    def joined(name: str, axis: int = 1) -> Tensor:
+    def stack(name: str, axis: int = 1) -> Tensor:
         arrays = [slot[name] for slot in slots]
         return torch.from_numpy(np.concatenate(arrays, axis)).to(device)
 
     names = [name for name in slots[0] if name.startswith("obs.")]
     state = None
     if "state" in slots[0]:
-        both = joined("state", axis=2)
-        state = both[0], both[1]
-    return Rollouts(
-        {name.removeprefix("obs."): joined(name) for name in names},
-        joined("actions"),
-        joined("log_probs"),
-        joined("rewards"),
-        joined("terminated"),
-        joined("truncated"),
-        joined("valid"),
-        joined("begins"),
+        stacked = stack("state", axis=2)
+        state = stacked[0], stacked[1]
+    return RolloutBatch(
+        {name.removeprefix("obs."): stack(name) for name in names},
+        stack("actions"),
+        stack("log_probs"),
+        stack("rewards"),
+        stack("terminated"),
+        stack("truncated"),
+        stack("valid"),
+        stack("episode_starts"),
         state,
     )
 
@@ -194,48 +210,50 @@ def rollouts_of(slots: list[TakenSlot], device: str) -> Rollouts:
 _LOSSES = ("policy_loss", "value_loss", "entropy", "kl", "clipped")
 
 
-class Learner(runner.Learner):
-    """The policy, its optimiser, and what an update does."""
+class APPOLearner(Learner):
+    """The policy, its optimiser, and the PPO update."""
 
-    def __init__(self, observations: Space[Any], actions: Space[Any], config: APPOConfig, device: str = "cpu") -> None:
+    def __init__(
+        self, observation_space: Space[Any], action_space: Space[Any], config: APPOConfig, device: str = "cpu"
+    ) -> None:
         self.config = config
-        self.policy = ActorCritic(observations, actions, config.network).to(device)
+        self.policy = ActorCritic(observation_space, action_space, config.network).to(device)
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate, eps=1e-5)
 
-    def update(self, batch: Rollouts, lag: int, progress: float) -> dict[str, float]:
-        """Learn from rollouts that are ``lag`` versions old. ``progress`` is the share of the training that is over."""
+    def update(self, batch: RolloutBatch, lag: int, progress: float) -> dict[str, float]:
+        """Learn from rollouts at most ``lag`` versions old; ``progress`` is the fraction of the training done."""
         config = self.config
-        if config.schedule == "linear":
+        if config.lr_schedule == "linear":
             self.optimizer.learning_rate = config.learning_rate * max(1 - progress, 0.0)
-        clip = config.clip * (max(1 - progress, 0.0) if config.clip_schedule == "linear" else 1.0)
+        clip_coef = config.clip_coef * (max(1 - progress, 0.0) if config.clip_schedule == "linear" else 1.0)
         valid = batch.valid
-        advantages, targets, values = self.judge(batch, lag)
-        explained = _explained(targets[valid], values[valid])
-        some = advantages[valid]
-        if config.normalize_advantages and len(some) > 1:
-            advantages = (advantages - some.mean()) / (some.std() + 1e-8)
-        told: list[dict[str, float]] = []
+        advantages, targets, values = self.compute_advantages(batch, lag)
+        explained_variance = _explained_variance(targets[valid], values[valid])
+        of_transitions = advantages[valid]
+        if config.normalize_advantages and len(of_transitions) > 1:
+            advantages = (advantages - of_transitions.mean()) / (of_transitions.std() + 1e-8)
+        losses: list[dict[str, float]] = []
         kl = 0.0
-        for _ in range(config.epochs):
-            begin = len(told)
-            for which in self._minibatches(batch):
-                told.append(self._gradient_step(batch, advantages, targets, which, clip))
-            kl = sum(one["kl"] for one in told[begin:]) / max(len(told) - begin, 1)
-            if config.stop_kl and kl > config.stop_kl:
+        for _ in range(config.update_epochs):
+            epoch_begin = len(losses)
+            for indices in self._minibatches(batch):
+                losses.append(self._gradient_step(batch, advantages, targets, indices, clip_coef))
+            kl = sum(loss["kl"] for loss in losses[epoch_begin:]) / max(len(losses) - epoch_begin, 1)
+            if config.target_kl and kl > config.target_kl:
                 break
-        if config.schedule == "adaptive":
-            if kl > 2 * config.target_kl:
+        if config.lr_schedule == "adaptive":
+            if kl > 2 * config.desired_kl:
                 self.optimizer.learning_rate = max(self.optimizer.learning_rate / 1.5, 1e-5)
-            elif kl < config.target_kl / 2:
+            elif kl < config.desired_kl / 2:
                 self.optimizer.learning_rate = min(self.optimizer.learning_rate * 1.5, 1e-2)
         normalizer = self.policy.encoder.normalizer
-        if normalizer is not None:  # after the update: the next version acts with what it was trained with
-            seen = {name: value[:-1][valid] for name, value in batch.observations.items()}
-            numbers = self.policy.encoder.numbers(seen)
-            assert numbers is not None
-            normalizer.update(numbers)
-        averages = {name: sum(one[name] for one in told) / max(len(told), 1) for name in _LOSSES}
-        return {**averages, "learning_rate": self.optimizer.learning_rate, "explained_variance": explained}
+        if normalizer is not None:  # after the update: it was trained with the normaliser that the collectors had
+            observations = {name: value[:-1][valid] for name, value in batch.observations.items()}
+            vectors = self.policy.encoder.vectors(observations)
+            assert vectors is not None
+            normalizer.update(vectors)
+        means = {name: sum(loss[name] for loss in losses) / max(len(losses), 1) for name in _LOSSES}
+        return {**means, "learning_rate": self.optimizer.learning_rate, "explained_variance": explained_variance}
 
     def checkpoint(self) -> dict[str, Any]:
         return {
@@ -250,97 +268,103 @@ class Learner(runner.Learner):
         self.optimizer.learning_rate = checkpoint["learning_rate"]
 
     @torch.no_grad()
-    def judge(self, batch: Rollouts, lag: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Advantages, value targets and values, in the eyes of the current policy."""
+    def compute_advantages(self, batch: RolloutBatch, lag: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Advantages, value targets and values under the current policy: GAE at lag 0, V-trace above."""
         config = self.config
-        features = self.policy.sequence(batch.observations, batch.begins, batch.state)
-        values = self.policy.value(features).squeeze(-1)
+        features = self.policy.sequence(batch.observations, batch.episode_starts, batch.state)
+        values = self.policy.critic(features).squeeze(-1)
         rewards = batch.rewards * config.reward_scale
-        ends = batch.terminated, batch.ended, batch.valid
+        flags = batch.terminated, batch.dones, batch.valid
         if lag == 0:
-            return *gae(rewards, values, *ends, config.gamma, config.lam), values[:-1]
-        now = self.policy.actions.log_prob(self.policy.policy(features[:-1]), batch.actions)
-        ratios = now - batch.log_probs
-        advantages, targets = v_trace(rewards, values, *ends, ratios, config.gamma, config.lam)
+            return *gae(rewards, values, *flags, config.gamma, config.gae_lambda), values[:-1]
+        log_probs = self.policy.distribution.log_prob(self.policy.actor(features[:-1]), batch.actions)
+        log_ratios = log_probs - batch.log_probs
+        advantages, targets = v_trace(rewards, values, *flags, log_ratios, config.gamma, config.gae_lambda)
         return advantages, targets, values[:-1]
 
-    def _minibatches(self, batch: Rollouts) -> list[Tensor]:
-        """The valid rows of the batch in random order, counted flat. With an LSTM, environments: it needs all of what
-        came before."""
-        steps, envs = batch.rewards.shape
+    def _minibatches(self, batch: RolloutBatch) -> list[Tensor]:
+        """Flat indices of the transitions in random order; with an LSTM, indices of environments, because it needs
+        whole sequences."""
+        num_steps, num_envs = batch.rewards.shape
         if batch.state is not None:
-            return list(torch.split(torch.randperm(envs), max(self.config.minibatch // steps, 1)))
-        flat = batch.valid.flatten().nonzero().squeeze(-1)
-        if not len(flat):
+            return list(torch.split(torch.randperm(num_envs), max(self.config.minibatch_size // num_steps, 1)))
+        indices = batch.valid.flatten().nonzero().squeeze(-1)
+        if not len(indices):
             return []
-        flat = flat[torch.randperm(len(flat))]
-        return list(flat.tensor_split(max(round(len(flat) / self.config.minibatch), 1)))
+        indices = indices[torch.randperm(len(indices))]
+        return list(indices.tensor_split(max(round(len(indices) / self.config.minibatch_size), 1)))
 
     def _gradient_step(
-        self, batch: Rollouts, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
+        self, batch: RolloutBatch, advantages: Tensor, targets: Tensor, indices: Tensor, clip_coef: float
     ) -> dict[str, float]:
         config = self.config
-        losses = self._losses(batch, advantages, targets, which, clip)
-        loss = losses["policy_loss"] + config.value_coef * losses["value_loss"]
-        if config.entropy_coef:
-            loss = loss - config.entropy_coef * losses["entropy"]
+        losses = self._losses(batch, advantages, targets, indices, clip_coef)
+        loss = losses["policy_loss"] + config.vf_coef * losses["value_loss"]
+        if config.ent_coef:
+            loss = loss - config.ent_coef * losses["entropy"]
         self.optimizer.step(loss, config.max_grad_norm)
         return dict(zip(_LOSSES, torch.stack([losses[name].detach() for name in _LOSSES]).tolist(), strict=True))
 
     def _losses(
-        self, batch: Rollouts, advantages: Tensor, targets: Tensor, which: Tensor, clip: float
+        self, batch: RolloutBatch, advantages: Tensor, targets: Tensor, indices: Tensor, clip_coef: float
     ) -> dict[str, Tensor]:
-        def of(tensor: Tensor) -> Tensor:
-            return tensor.flatten(0, 1)[which] if batch.state is None else tensor[:, which]
+        def select(tensor: Tensor) -> Tensor:
+            return tensor.flatten(0, 1)[indices] if batch.state is None else tensor[:, indices]
 
-        observations = {name: of(value[:-1]) for name, value in batch.observations.items()}
+        observations = {name: select(value[:-1]) for name, value in batch.observations.items()}
         if batch.state is None:
             features, _ = self.policy.features(observations)
         else:
-            state = batch.state[0][:, which], batch.state[1][:, which]
-            features = self.policy.sequence(observations, of(batch.begins[:-1]), state)
-        given = self.policy.policy(features)
+            state = batch.state[0][:, indices], batch.state[1][:, indices]
+            features = self.policy.sequence(observations, select(batch.episode_starts[:-1]), state)
+        params = self.policy.actor(features)
         rows = {
-            "log_probs": self.policy.actions.log_prob(given, of(batch.actions)),
-            "old": of(batch.log_probs),
-            "advantages": of(advantages),
-            "values": self.policy.value(features).squeeze(-1),
-            "targets": of(targets),
-            # Without a share in the loss it is only told: then nothing is kept for a way back through it.
-            "entropy": self.policy.actions.entropy(given if self.config.entropy_coef else given.detach()),
+            "log_probs": self.policy.distribution.log_prob(params, select(batch.actions)),
+            "old_log_probs": select(batch.log_probs),
+            "advantages": select(advantages),
+            "values": self.policy.critic(features).squeeze(-1),
+            "targets": select(targets),
+            # Without a weight in the loss it is only a metric: detached, autograd keeps nothing for it.
+            "entropy": self.policy.distribution.entropy(params if self.config.ent_coef else params.detach()),
         }
         if batch.state is not None:
-            valid = of(batch.valid)
-            rows = {name: one[valid] for name, one in rows.items()}
-        return ppo_losses(**rows, clip=clip)
+            valid = select(batch.valid)
+            rows = {name: row[valid] for name, row in rows.items()}
+        return ppo_losses(**rows, clip_coef=clip_coef)
 
 
 def ppo_losses(
-    log_probs: Tensor, old: Tensor, advantages: Tensor, values: Tensor, targets: Tensor, entropy: Tensor, clip: float
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    values: Tensor,
+    targets: Tensor,
+    entropy: Tensor,
+    clip_coef: float,
 ) -> dict[str, Tensor]:
-    """PPO's losses over rows; ``old`` are the log-probabilities of the policy that collected."""
-    log_ratios = log_probs - old
+    """PPO's losses over transitions; ``old_log_probs`` are those of the policy that collected."""
+    log_ratios = log_probs - old_log_probs
     ratios = log_ratios.exp()
-    clipped = ratios.clamp(1 - clip, 1 + clip)
-    apart = ratios.detach() - 1
+    clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
+    deviations = ratios.detach() - 1
     return {
         "policy_loss": -torch.min(ratios * advantages, clipped * advantages).mean(),
         "value_loss": nn.functional.mse_loss(values, targets),
         "entropy": entropy.mean(),
-        "kl": (apart - log_ratios.detach()).mean(),
-        "clipped": (apart.abs() > clip).float().mean(),
+        "kl": (deviations - log_ratios.detach()).mean(),
+        "clipped": (deviations.abs() > clip_coef).float().mean(),
     }
 
 
-def _explained(targets: Tensor, values: Tensor) -> float:
-    """How much of the variance of the returns the value function foresees: 1 is all."""
+def _explained_variance(targets: Tensor, values: Tensor) -> float:
+    """Share of the variance of the value targets that the values predict: 1 is all of it."""
     if len(targets) < 2:
         return 0.0
-    spread = targets.var()
-    return float(1 - (targets - values).var() / spread) if float(spread) > 0 else 0.0
+    variance = targets.var()
+    return float(1 - (targets - values).var() / variance) if float(variance) > 0 else 0.0
 
 
-# -------------------------------------------------------------------------------------------------------- the run
+# ----------------------------------------------------------------------------------------------------------- algorithm
 
 
 class APPO(Algorithm):
@@ -349,27 +373,26 @@ class APPO(Algorithm):
     Config = APPOConfig
 
     @staticmethod
-    def make_policy(observations: Space[Any], actions: Space[Any], config: APPOConfig) -> ActorCritic:
-        return ActorCritic(observations, actions, config.network)
+    def make_policy(observation_space: Space[Any], action_space: Space[Any], config: APPOConfig) -> ActorCritic:
+        return ActorCritic(observation_space, action_space, config.network)
 
-    def make_learner(self, observations: Space[Any], actions: Space[Any]) -> Learner:
-        return Learner(observations, actions, self.config, self.device)
+    def make_learner(self, observation_space: Space[Any], action_space: Space[Any]) -> APPOLearner:
+        return APPOLearner(observation_space, action_space, self.config, self.device)
 
-    def begin(self, first_rollout: int, fresh_every: int) -> None:
-        first = self.learner.tensors()
-        collect = Collector(config=self.config, seed=self.seed, first_rollout=first_rollout, fresh_every=fresh_every)
-        slot = slot_fields(
-            self.observation_space, self.learner.policy, self.config.steps, self.num_envs, self.config.network.lstm
+    def start_collectors(self, first_rollout: int, reseed_interval: int) -> None:
+        config = self.config
+        tensors = self.learner.tensors()
+        collect = APPOCollector(
+            config=config, seed=self.seed, first_rollout=first_rollout, reseed_interval=reseed_interval
         )
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+        slot = slot_fields(
+            self.observation_space, self.learner.policy, config.num_steps, self.num_envs, config.network.lstm
+        )
+        self.open(self.make_env, collect, rollout=slot, weights=tensors)
 
-    def iterate(self, share: float, whole: bool) -> Metrics:  # noqa: ARG002
-        begin = time.perf_counter_ns()
-        with self.rollouts() as slots:
-            waited = time.perf_counter_ns() - begin
-            lags = [self.lag_of(slot) for slot in slots]
-            batch = rollouts_of(slots, self.device)
-            episodes = episodes_of(slots)
-        self.env_steps += int(batch.valid.sum())
-        told = self.learner.update(batch, max(lags), share)
-        return self.metrics(episodes, lags, told, begin, waited)
+    def read_rollouts(self, slots: list[TakenSlot]) -> tuple[RolloutBatch, int]:
+        batch = stack_rollouts(slots, self.device)
+        return batch, int(batch.valid.sum())
+
+    def update(self, batch: RolloutBatch, lag: int, progress: float) -> dict[str, float]:
+        return self.learner.update(batch, lag, progress)  # type: ignore[no-any-return]

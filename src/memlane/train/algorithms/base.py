@@ -1,11 +1,10 @@
-"""Algorithm: what the algorithms have in common around ``AsyncRunner``: settings, spaces, the loop, checkpoints."""
+"""Algorithm: what all algorithms share on top of ``AsyncRunner``: settings, spaces, the training loop, checkpoints."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,35 +13,41 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from memlane.runner.async_runner import SETTINGS, AsyncRunner
-from memlane.train.environments import Make, make_envs
+from memlane.runner.async_runner import AsyncRunner
+from memlane.runner.protocols import Event, TakenSlot
+from memlane.train.collection import read_episode_stats
+from memlane.train.environments import MakeEnvs, make_envs
 from memlane.train.interrupts import uninterrupted
-from memlane.train.networks import NetworkConfig
+from memlane.train.options import build_config, check_settings
 from memlane.train.run import Metrics, Run
 
 
 class Learner(ABC):
-    """The part of an algorithm that knows nothing of collectors: networks, and what an update does."""
+    """The networks of an algorithm and their updates. A learner knows nothing of collectors."""
 
     policy: Any
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is published: everything that a collector needs to act, in one version."""
+        """The tensors to publish: everything that a collector needs to act, in one version."""
         return {name: tensor.detach().cpu() for name, tensor in self.policy.state_dict().items()}
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
-        """All that was learned, as it is now."""
+        """Copy networks, optimisers and whatever else is learned."""
 
     @abstractmethod
     def restore(self, checkpoint: Mapping[str, Any]) -> None: ...
 
 
 class Algorithm(AsyncRunner):
-    """``rl_cfg`` has what the runner knows, and the fields of ``Config``; ``network`` may be a dict. ``seed`` is 0
-    unless it says otherwise."""
+    """The base of all algorithms.
+
+    ``rl_cfg`` has the fields of ``Config`` and the settings of the runner (``RUNNER_SETTINGS``); ``network`` may be a
+    dict. ``seed`` defaults to 0, and ``torch_threads``, the threads of the learner, to 1.
+    """
 
     Config: ClassVar[type[Any]]
+    """Dataclass of the algorithm's settings."""
     learner: Any
 
     def __init__(
@@ -60,26 +65,25 @@ class Algorithm(AsyncRunner):
             env_name, env_cfg_overrides, rl_cfg, device=device, collector_device=collector_device,
             sim_backend=sim_backend, num_envs=num_envs,
         )  # fmt: skip
-        known = {one.name for one in fields(self.Config)}
-        unknown = set(self.rl_cfg) - known - RUNNER_SETTINGS.keys()
-        if unknown:
-            raise TypeError(
-                f"rl_cfg has {sorted(unknown)}, which nobody knows; known are {sorted(known | RUNNER_SETTINGS.keys())}"
-            )
+        check_settings(self.Config, self.rl_cfg)
         if self.deterministic and self.rl_cfg.get("in_process") and self.num_collectors > 1:
-            raise ValueError("in_process with several collectors is not deterministic: they share torch's random words")
-        self.config = config_of(self.Config, self.rl_cfg)
+            raise ValueError("in_process with several collectors is not deterministic: they share torch's global RNG")
+        self.config = build_config(self.Config, self.rl_cfg)
         self.seed = int(self.rl_cfg.get("seed", 0))
         self.iteration = 0
+        """Updates since the start of the training."""
         self.env_steps = 0
+        """Environment steps since the start of the training."""
         self.run: Run | None = None
+        """Where metrics and checkpoints go; ``learn`` makes one if there is none."""
         self.should_stop: Callable[[Metrics], str | None] = lambda metrics: None  # noqa: ARG005
-        """Looked at after every update; a text is the reason to stop."""
+        """Called after every update; a text is the reason to stop."""
         self.progress: Callable[[Metrics], float] | None = None
-        """The share of the training that is over, for schedules; None: updates made of those asked for."""
-        self.stopped_because = ""
-        # One unless asked for more: on a small network several threads wait for each other most of the time, and the
-        # collectors need the cores (CartPole on two cores: 44 ms a gradient step with two threads, 1 ms with one).
+        """Fraction of the training that is done, for schedules; None: updates made of those asked for."""
+        self.stop_reason = ""
+        """Why ``learn`` stopped before ``max_iterations``; empty if it did not."""
+        # One thread by default: on a small network several threads mostly wait for each other, and the collectors need
+        # the cores (CartPole on two cores: 44 ms per gradient step with two threads, 1 ms with one).
         torch.set_num_threads(int(self.rl_cfg.get("torch_threads", 1)))
         torch.manual_seed(self.seed)
         probe = self.make_env(-1)
@@ -93,78 +97,108 @@ class Algorithm(AsyncRunner):
         self.learner = self.make_learner(self.observation_space, self.action_space)
 
     @property
-    def make_env(self) -> Make:
-        name, backend, settings = self.env_name, self.sim_backend, dict(self.env_cfg_overrides)
-        workers = int(self.rl_cfg.get("env_workers", 0))
+    def make_env(self) -> MakeEnvs:
+        env, backend, settings = self.env_name, self.sim_backend, dict(self.env_cfg_overrides)
+        env_workers = int(self.rl_cfg.get("env_workers", 0))
         num_envs = self.num_envs
 
         def make(worker: int) -> Any:
-            # One is enough to look at the spaces.
-            many = 1 if worker < 0 else num_envs
-            return make_envs(name, many, backend, env_workers=0 if worker < 0 else workers, settings=settings)
+            if worker < 0:  # to look at the spaces
+                return make_envs(env, 1, backend, settings=settings)
+            return make_envs(env, num_envs, backend, env_workers=env_workers, settings=settings)
 
         return make
 
-    # ------------------------------------------------------------------------------------------- what an algorithm says
+    # ------------------------------------------------------------------------------------- what an algorithm implements
 
     @staticmethod
     @abstractmethod
-    def make_policy(observations: Space[Any], actions: Space[Any], config: Any) -> Any:
-        """What acts, in collectors and evaluations."""
+    def make_policy(observation_space: Space[Any], action_space: Space[Any], config: Any) -> Any:
+        """Make the network that acts, in collectors and in evaluations."""
 
     @abstractmethod
-    def make_learner(self, observations: Space[Any], actions: Space[Any]) -> Learner: ...
+    def make_learner(self, observation_space: Space[Any], action_space: Space[Any]) -> Learner: ...
 
     @abstractmethod
-    def begin(self, first_rollout: int, fresh_every: int) -> None:
-        """Make the lanes and start the collectors (``open``). ``first_rollout`` is the number of the first one that
-        each will make; in deterministic mode everything in a collector begins anew every ``fresh_every`` rollouts."""
+    def start_collectors(self, first_rollout: int, reseed_interval: int) -> None:
+        """Make the lanes and start the collectors (``open``). The arguments are those of ``Collector``."""
 
     @abstractmethod
-    def iterate(self, share: float, whole: bool) -> Metrics:
-        """Take rollouts, learn, publish. ``share`` of the training is over; ``whole``: a checkpoint is made after
-        it."""
+    def read_rollouts(self, slots: list[TakenSlot]) -> tuple[Any, int]:
+        """Copy what ``update`` needs out of the slots, which go back to the collectors; count environment steps."""
+
+    @abstractmethod
+    def update(self, batch: Any, lag: int, progress: float) -> dict[str, float]:
+        """Learn from what ``read_rollouts`` returned, at most ``lag`` versions old; return the metrics of learning."""
+
+    def before_checkpoint(self) -> None:
+        """Called in a training step that a checkpoint follows, before its weights are published."""
 
     # --------------------------------------------------------------------------------------------------------- the loop
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
-        """Until ``max_iterations`` updates have been made since the very start, or ``should_stop`` says so."""
-        made = self.run is None
+        """Train until there were ``max_iterations`` updates, those before a resume included, or ``should_stop`` has a
+        reason. Ctrl-C stops after the current update."""
+        owns_run = self.run is None
         run = self.run = self.run or Run(log_dir)
-        each = self.rollouts_per_update // self.num_collectors
+        rollouts_per_collector = self.rollouts_per_update // self.num_collectors
+        first_rollout = self.iteration * rollouts_per_collector
+        reseed_interval = save_interval * rollouts_per_collector if self.deterministic else 0
         with uninterrupted() as interrupted:
             try:
-                self.begin(self.iteration * each, save_interval * each if self.deterministic else 0)
-                while self.iteration < max_iterations and not self.stopped_because:
-                    whole = (self.iteration + 1) % save_interval == 0
-                    share = self.iteration / max_iterations if self.progress is None else self.progress(run.latest)
-                    metrics = self.iterate(share, whole)
+                self.start_collectors(first_rollout, reseed_interval)
+                while self.iteration < max_iterations and not self.stop_reason:
+                    progress = self.iteration / max_iterations if self.progress is None else self.progress(run.latest)
+                    checkpoint = (self.iteration + 1) % save_interval == 0
+                    metrics = self.training_step(progress, checkpoint)
                     run.record(metrics)
-                    if whole:
+                    if checkpoint:
                         run.save(self.checkpoint())
-                    # In deterministic mode only where a resumed run goes on exactly as this one would.
-                    if whole or not self.deterministic:
-                        self.stopped_because = self.should_stop(metrics) or ""
+                    # A deterministic run stops only at a checkpoint, from where a resumed one continues bit for bit.
+                    if checkpoint or not self.deterministic:
+                        self.stop_reason = self.should_stop(metrics) or ""
                     if interrupted():
-                        self.stopped_because = "Ctrl-C"
+                        self.stop_reason = "Ctrl-C"
                 if self.iteration % save_interval and not self.deterministic:
                     run.save(self.checkpoint())
             finally:
                 self.close()
-                if made:
+                if owns_run:
                     run.close()
+
+    def training_step(self, progress: float, checkpoint: bool) -> Metrics:
+        """Take rollouts, update, publish, and return the metrics. ``progress`` is the fraction of the training that is
+        done; ``checkpoint``: one is saved after this step."""
+        started = time.perf_counter_ns()
+        with self.rollouts() as slots:
+            wait_ns = time.perf_counter_ns() - started
+            lags = [self.lag_of(slot) for slot in slots]
+            episodes = read_episode_stats(slots)
+            batch, env_steps = self.read_rollouts(slots)
+        self.env_steps += env_steps
+
+        learning = self.update(batch, max(lags), progress)
+        if checkpoint:
+            self.before_checkpoint()
+
+        version = self.publish(self.learner.tensors())
+        self.iteration += 1
+
+        learn_ns = time.perf_counter_ns() - started - wait_ns
+        events = [self.events.pop(0) for _ in range(len(self.events))]  # the supervisor may append meanwhile
+        return self.metrics(episodes, lags, learning, version, wait_ns, learn_ns, events)
 
     def metrics(
         self,
         episodes: tuple[list[float], list[int]],
         lags: list[int],
-        told: dict[str, float],
-        begin_ns: int,
-        waited_ns: int,
+        learning: dict[str, float],
+        version: int,
+        wait_ns: int,
+        learn_ns: int,
+        events: list[Event],
     ) -> Metrics:
-        """Publish what was learned, and say what there is to say of the update that began at ``begin_ns``."""
-        version = self.publish(self.learner.tensors())
-        self.iteration += 1
+        """Describe a training step that has been made; this changes nothing."""
         returns, lengths = episodes
         return Metrics(
             iteration=self.iteration,
@@ -173,45 +207,30 @@ class Algorithm(AsyncRunner):
             lengths=lengths,
             lags=lags,
             version=version,
-            wait_ns=waited_ns,
-            learn_ns=time.perf_counter_ns() - begin_ns - waited_ns,
+            wait_ns=wait_ns,
+            learn_ns=learn_ns,
             counters=self.counters(),
             ring_slots=self.rollouts_per_update * (self.max_lag + 1),
-            learning=told,
-            events=[self.events.pop(0) for _ in range(len(self.events))],
+            learning=learning,
+            events=events,
         )
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
     def checkpoint(self) -> dict[str, Any]:
-        """All that is needed to go on, as it is now."""
+        """Copy everything that is needed to resume."""
         return {
             **self.learner.checkpoint(),
             "iteration": self.iteration,
             "env_steps": self.env_steps,
-            "random": torch.get_rng_state(),
+            "rng_state": torch.get_rng_state(),
         }
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint; before ``learn``."""
         self.learner.restore(checkpoint)
         self.iteration, self.env_steps = checkpoint["iteration"], checkpoint["env_steps"]
-        torch.set_rng_state(checkpoint["random"])
-
-
-RUNNER_SETTINGS = {**SETTINGS, "env_workers": int, "seed": int, "torch_threads": int}
-"""What ``rl_cfg`` may say besides the algorithm's own."""
-
-
-def config_of(kind: type[Any], given: Mapping[str, Any]) -> Any:
-    """A configuration from what it is told; whatever else is in there is not its own."""
-    known = {one.name for one in fields(kind)}
-    told = {name: value for name, value in given.items() if name in known and name != "network"}
-    network = given.get("network")
-    if network is None:
-        return kind(**told)
-    if isinstance(network, Mapping):
-        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
-    return replace(kind(**told), network=network)
+        torch.set_rng_state(checkpoint["rng_state"])
 
 
 def require_at_least_one(config: Any, *names: str) -> None:

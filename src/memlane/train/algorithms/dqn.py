@@ -1,7 +1,7 @@
-"""DQN: the worth of each of a few actions, learned from the worth of the next ones (Mnih and others, 2015).
+"""DQN: deep Q-learning for discrete actions (Mnih et al., 2015).
 
-Double (van Hasselt and others, 2016), dueling (Wang and others, 2016), n-step and prioritised (Schaul and others,
-2016), each a flag: together they are most of what Rainbow gains.
+Double (van Hasselt et al., 2016), dueling (Wang et al., 2016), n-step and prioritised (Schaul et al., 2016) are one
+setting each: together they are most of what Rainbow gains.
 """
 
 from __future__ import annotations
@@ -17,43 +17,46 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.train.algorithms import base as runner
-from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split
+from memlane.train.algorithms.base import Learner
+from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
 from memlane.train.networks import Encoder, relu_mlp
 from memlane.train.optim import Adam, flatten
 
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
+    """Settings of DQN, besides those of ``OffPolicyConfig``."""
+
     double: bool = True
-    """The network that learns chooses the next action, the one that follows it says what it is worth."""
+    """Double Q-learning: the online network chooses the next action, the target network estimates its value."""
     dueling: bool = False
-    """The worth of a situation and the advantage of each action in it are learned apart."""
-    epsilon: float = 1.0
-    """How often a random action is tried at the begin;"""
-    last_epsilon: float = 0.05
-    exploration: float = 0.1
-    """and after this share of the training it is ``last_epsilon``."""
-    target_every: int = 0
-    """Gradient steps after which the target network becomes the other; 0: it follows by ``tau``."""
+    """Dueling network: the value of a state and the advantages of its actions are learned separately."""
+    epsilon_start: float = 1.0
+    """Probability of a random action at the start of the training."""
+    epsilon_end: float = 0.05
+    """Probability of a random action after ``exploration_fraction`` of the training."""
+    exploration_fraction: float = 0.1
+    """Fraction of the training over which epsilon goes from ``epsilon_start`` to ``epsilon_end``."""
+    target_update_interval: int = 0
+    """Gradient steps between two copies of the online network to the target network; 0: it follows by ``tau``."""
 
 
 class QNetwork(nn.Module):
-    """What each action is worth."""
+    """The values of all actions."""
 
     epsilon: Tensor
 
-    def __init__(self, observations: Space[Any], actions: Space[Any], config: DQNConfig) -> None:
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any], config: DQNConfig) -> None:
         super().__init__()
-        if not isinstance(actions, Discrete):
-            raise TypeError(f"DQN knows Discrete actions, found {actions}; for Box ones use sac or appo")
-        self.encoder = Encoder(observations, normalize=False)
-        self.n, self.start = int(actions.n), int(actions.start)
+        if not isinstance(action_space, Discrete):
+            raise TypeError(f"DQN needs Discrete actions, found {action_space}; for Box actions use sac or appo")
+        self.encoder = Encoder(observation_space, normalize=False)
+        self.n, self.start = int(action_space.n), int(action_space.start)
         hidden = config.network.hidden
-        self.advantage = relu_mlp(self.encoder.outputs, hidden, self.n)
-        self.value = relu_mlp(self.encoder.outputs, hidden, 1) if config.dueling else None
-        # Travels with the weights, so that every collector explores as much as the learner thinks right.
-        self.register_buffer("epsilon", torch.tensor(config.epsilon))
+        self.advantage = relu_mlp(self.encoder.output_size, hidden, self.n)
+        self.value = relu_mlp(self.encoder.output_size, hidden, 1) if config.dueling else None
+        # A buffer: it is published with the weights, so that collectors explore as the learner's schedule says.
+        self.register_buffer("epsilon", torch.tensor(config.epsilon_start))
 
     def forward(self, observations: dict[str, Tensor]) -> Tensor:
         features = self.encoder(observations)
@@ -63,77 +66,82 @@ class QNetwork(nn.Module):
         return self.value(features) + advantage - advantage.mean(-1, keepdim=True)  # type: ignore[no-any-return]
 
     @torch.inference_mode()
-    def explore(self, observations: dict[str, Tensor]) -> Tensor:
-        best = self(observations).argmax(-1)
-        return torch.where(torch.rand(len(best)) < self.epsilon, self.anything(len(best)), best)
+    def act(
+        self, observations: dict[str, Tensor], state: Any = None, *, deterministic: bool = False
+    ) -> tuple[Tensor, Any]:
+        greedy = self(observations).argmax(-1)
+        if deterministic:
+            return greedy, state
+        explore = torch.rand(len(greedy)) < self.epsilon
+        return torch.where(explore, self.random_actions(len(greedy)), greedy), state
 
-    def anything(self, many: int) -> Tensor:
-        return torch.randint(self.n, (many,))
+    def random_actions(self, n: int) -> Tensor:
+        return torch.randint(self.n, (n,))
 
-    @torch.inference_mode()
-    def act_best(self, observations: dict[str, Tensor], state: Any = None) -> tuple[Tensor, Any]:
-        return self(observations).argmax(-1), state
+    def initial_state(self, num_envs: int) -> None:
+        """The policy has no state."""
 
-    def no_state(self, environments: int) -> None:
-        """It has no memory."""
-
-    @property
-    def actions(self) -> QNetwork:
-        return self
-
-    def for_env(self, actions: Tensor) -> Any:
+    def to_env(self, actions: Tensor) -> Any:
         return actions.numpy() + self.start
 
 
-class Learner(runner.Learner):
-    told = ("loss", "value", "epsilon")
+class DQNLearner(Learner):
+    """The online network, its target, and the DQN update."""
 
-    def __init__(self, observations: Space[Any], actions: Space[Any], config: DQNConfig, device: str = "cpu") -> None:
+    metric_names = ("loss", "value", "epsilon")
+
+    def __init__(
+        self, observation_space: Space[Any], action_space: Space[Any], config: DQNConfig, device: str = "cpu"
+    ) -> None:
         self.config = config
-        self.policy = QNetwork(observations, actions, config).to(device)
+        self.policy = QNetwork(observation_space, action_space, config).to(device)
         self.target = deepcopy(self.policy).requires_grad_(False)
         self.optimizer = Adam(self.policy.parameters(), config.learning_rate)
-        self._following = flatten(self.target.parameters())
-        self.steps = 0
+        self._flat_target = flatten(self.target.parameters())
+        self.gradient_steps = 0
 
     @torch.no_grad()
-    def targets(self, batch: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:
-        worth: Tensor = self.target(after)
-        chooser = self.policy(after) if self.config.double else worth
-        best = worth.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+    def compute_targets(self, batch: dict[str, Tensor], next_observations: dict[str, Tensor]) -> Tensor:
+        """The values that the network is trained towards."""
+        next_values: Tensor = self.target(next_observations)
+        chooser = self.policy(next_observations) if self.config.double else next_values
+        best = next_values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
         return self.config.reward_scale * batch["reward"] + batch["discount"] * best
 
-    def update(self, batch: dict[str, Tensor], share: float) -> tuple[Tensor, dict[str, float]]:
-        """One gradient step. Each row's error, and what there is to tell."""
+    def update(self, batch: dict[str, Tensor], progress: float) -> tuple[Tensor, dict[str, float]]:
+        """Make one gradient step; return the error of each transition, and the metrics."""
         config = self.config
-        now, after = split(batch)
+        observations, next_observations = split_observations(batch)
         weight = batch.get("weight", torch.ones(()))
-        target = self.targets(batch, after)
-        values = self.policy(now).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
-        loss = (weight * nn.functional.smooth_l1_loss(values, target, reduction="none")).mean()
+        targets = self.compute_targets(batch, next_observations)
+        values = self.policy(observations).gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        loss = (weight * nn.functional.smooth_l1_loss(values, targets, reduction="none")).mean()
         self.optimizer.step(loss, config.max_grad_norm)
-        self.steps += 1
-        if not config.target_every:
-            self._following.lerp_(self.optimizer.flat, config.tau)
-        elif self.steps % config.target_every == 0:
-            self._following.copy_(self.optimizer.flat)
-        done = min(share / config.exploration, 1.0) if config.exploration else 1.0
-        self.policy.epsilon.fill_(config.epsilon + done * (config.last_epsilon - config.epsilon))
-        told = {
+        self.gradient_steps += 1
+        if not config.target_update_interval:
+            self._flat_target.lerp_(self.optimizer.flat, config.tau)
+        elif self.gradient_steps % config.target_update_interval == 0:
+            self._flat_target.copy_(self.optimizer.flat)
+        explored = min(progress / config.exploration_fraction, 1.0) if config.exploration_fraction else 1.0
+        self.policy.epsilon.fill_(config.epsilon_start + explored * (config.epsilon_end - config.epsilon_start))
+        metrics = {
             "loss": float(loss.detach()),
             "value": float(values.detach().mean()),
             "epsilon": float(self.policy.epsilon),
         }
-        return (values.detach() - target).abs(), told
+        return (values.detach() - targets).abs(), metrics
 
     def checkpoint(self) -> dict[str, Any]:
-        names = ("policy", "target", "optimizer")
-        return {**deepcopy({name: getattr(self, name).state_dict() for name in names}), "gradient_steps": self.steps}
+        states = {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        return {**deepcopy(states), "gradient_steps": self.gradient_steps}
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        for name in ("policy", "target", "optimizer"):
+        for name in _STATEFUL:
             getattr(self, name).load_state_dict(checkpoint[name])
-        self.steps = checkpoint["gradient_steps"]
+        self.gradient_steps = checkpoint["gradient_steps"]
+
+
+_STATEFUL = ("policy", "target", "optimizer")
 
 
 class DQN(OffPolicy):
@@ -142,11 +150,11 @@ class DQN(OffPolicy):
     Config = DQNConfig
 
     @staticmethod
-    def make_policy(observations: Space[Any], actions: Space[Any], config: DQNConfig) -> QNetwork:
-        return QNetwork(observations, actions, config)
+    def make_policy(observation_space: Space[Any], action_space: Space[Any], config: DQNConfig) -> QNetwork:
+        return QNetwork(observation_space, action_space, config)
 
-    def make_learner(self, observations: Space[Any], actions: Space[Any]) -> Learner:
-        return Learner(observations, actions, self.config, self.device)
+    def make_learner(self, observation_space: Space[Any], action_space: Space[Any]) -> DQNLearner:
+        return DQNLearner(observation_space, action_space, self.config, self.device)
 
-    def action(self) -> FieldSpec:
+    def action_field(self) -> FieldSpec:
         return "int64", ()

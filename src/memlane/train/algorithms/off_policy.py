@@ -1,8 +1,8 @@
-"""Off-policy: collectors fill a shared replay, the learner draws from it, weights flow back.
+"""Off-policy algorithms: collectors fill a shared replay, the learner samples from it, weights flow back.
 
-Everything around it is ``AsyncRunner``'s: a rollout's slot carries only what the collectors have to tell of it, the
-transitions themselves are in the replay. How many samples there are for each transition is settled by the replay's
-limiter; credits keep the collectors close to the weights.
+The transitions are in the replay; the slot of a rollout carries only episode statistics and the number of its
+transitions. The replay's limiter holds the ratio of samples to transitions, and the runner's credits keep the
+collectors close to the weights.
 """
 
 from __future__ import annotations
@@ -20,83 +20,90 @@ from torch import Tensor
 
 from memlane.core import NothingToSample
 from memlane.core.layout import FieldSpec
-from memlane.lanes.prefetch import ReplayPipeline
-from memlane.lanes.replay import Limiter, Replay, ReplayWriter
-from memlane.lanes.tensors import layout_of
+from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
-from memlane.runner.protocols import CollectorContext, Slot
-from memlane.train import collection as collecting
+from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.algorithms.base import Algorithm, require_at_least_one
-from memlane.train.collection import episode_fields, episodes_of, told_of
-from memlane.train.networks import NetworkConfig, arrays_of, leaves_of, observation_fields
-from memlane.train.run import Metrics
+from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.networks import NetworkConfig, leaf_arrays, leaf_fields, leaf_spaces
 
-REPLAY = "replay.memlane"
-"""In the run's folder, beside the checkpoint."""
+REPLAY_FILE = "replay.memlane"
+"""Name of the saved replay in the run's directory, beside the checkpoint."""
 
 
 @dataclass(frozen=True)
 class OffPolicyConfig:
-    steps: int = 8
-    """Of each environment between two looks at the weights."""
-    capacity: int = 200_000
-    """Transitions that are kept."""
-    warm_up: int = 1_000
+    """Settings of all off-policy algorithms."""
+
+    num_steps: int = 8
+    """Environment steps per rollout and environment; collectors read the weights before each rollout."""
+    buffer_size: int = 200_000
+    """Transitions that the replay holds."""
+    learning_starts: int = 1_000
     """Transitions of random actions before the first gradient step."""
-    batch: int = 256
-    """Transitions of one gradient step."""
+    batch_size: int = 256
+    """Transitions per gradient step."""
     samples_per_insert: float = 256.0
-    """How often each transition is drawn on average: ``batch`` means a gradient step for each."""
+    """How often each transition is sampled on average; ``batch_size`` gives one gradient step per environment step."""
     n_step: int = 1
+    """Steps of n-step returns."""
     gamma: float = 0.99
+    """Discount factor."""
     learning_rate: float = 3e-4
+    """Learning rate of Adam."""
     tau: float = 0.005
-    """How far the target networks follow in one gradient step."""
+    """Fraction by which target networks follow in each gradient step."""
     reward_scale: float = 1.0
+    """Factor of the rewards that the learner sees."""
     max_grad_norm: float = 10.0
-    """0: gradients are taken as they are."""
-    alpha: float = 0.0
-    """Priorities: to what power of its error a transition is drawn; 0: all alike."""
-    beta: float = 0.4
-    """Where the correction for being drawn by priority begins; it ends at 1."""
+    """Maximum norm of the gradient; 0: no clipping."""
+    priority_alpha: float = 0.0
+    """Exponent of the error in a transition's priority; 0: sample uniformly."""
+    priority_beta: float = 0.4
+    """Initial exponent of the importance weights of prioritised sampling; it rises to 1 at the end of the training."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Observations are taken as they are: rows in the replay would not follow a normaliser that moves."""
+    """Settings of the networks. Observations are not normalised: those in the replay are older than the normaliser."""
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "steps", "capacity", "warm_up", "batch", "n_step")
+        require_at_least_one(self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")
         for name in ("lstm", "log_std"):
             if getattr(self.network, name):
-                raise ValueError(f"network.{name} is asynchronous PPO's alone, found {getattr(self.network, name)}")
+                raise ValueError(f"network.{name} is a setting of appo only, found {getattr(self.network, name)}")
         if not self.samples_per_insert > 0:
             raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
-        if self.warm_up > self.capacity:
-            raise ValueError(f"warm_up must be at most capacity={self.capacity}, found {self.warm_up}")
+        if self.learning_starts > self.buffer_size:
+            raise ValueError(
+                f"learning_starts must be at most buffer_size={self.buffer_size}, found {self.learning_starts}"
+            )
 
 
-# ----------------------------------------------------------------------------------------------------------- collecting
+# ---------------------------------------------------------------------------------------------------------- collecting
 
 
-class Actor(Protocol):
-    """The part of an algorithm's networks that acts."""
+class Policy(Protocol):
+    """The network of an off-policy algorithm that acts in collectors."""
 
     def state_dict(self) -> dict[str, Tensor]: ...
-    def explore(self, observations: dict[str, Tensor]) -> Tensor:
-        """Actions as the replay keeps them, with noise."""
+    def act(
+        self, observations: dict[str, Tensor], state: None = None, *, deterministic: bool = False
+    ) -> tuple[Tensor, None]:
+        """Actions as the replay keeps them: with exploration noise unless ``deterministic``."""
 
-    def anything(self, many: int) -> Tensor:
-        """Random actions."""
+    def random_actions(self, n: int) -> Tensor:
+        """``n`` uniformly random actions, as the replay keeps them."""
 
-    def for_env(self, actions: Tensor) -> Any: ...
+    def to_env(self, actions: Tensor) -> Any:
+        """Convert actions to arrays of the environment's action space."""
 
 
 class MakePolicy(Protocol):
-    def __call__(self, observations: Space[Any], actions: Space[Any], config: Any) -> Actor: ...
+    def __call__(self, observation_space: Space[Any], action_space: Space[Any], config: Any) -> Policy: ...
 
 
-def row_fields(observations: Space[Any], action: FieldSpec) -> dict[str, FieldSpec]:
-    """What a transition is made of."""
+def row_fields(observation_space: Space[Any], action: FieldSpec) -> dict[str, FieldSpec]:
+    """The fields of a transition in the replay."""
     return {
-        **observation_fields(observations),
+        **leaf_fields(observation_space),
         "action": action,
         "reward": ("float32", ()),
         "terminated": (bool, ()),
@@ -104,195 +111,204 @@ def row_fields(observations: Space[Any], action: FieldSpec) -> dict[str, FieldSp
     }
 
 
-def slot_fields(steps: int, envs: int) -> dict[str, FieldSpec]:
-    """What a collector tells of a rollout besides its transitions."""
-    return {"transitions": ("int64", ()), **episode_fields(steps, envs)}
+def slot_fields(num_steps: int, num_envs: int) -> dict[str, FieldSpec]:
+    """The fields of a rollout's slot: the transitions themselves are in the replay."""
+    return {"transitions": ("int64", ()), **episode_fields(num_steps, num_envs)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collector(collecting.Collector):
-    """``collect`` for off-policy algorithms."""
+class OffPolicyCollector(Collector):
+    """``collect`` of off-policy algorithms."""
 
     replay: Replay
     make_policy: MakePolicy
 
-    def trip(self, env: Any, context: CollectorContext) -> Trip:
-        actor = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
-        envs = int(env.num_envs)
-        writer = self.replay.writer(range(context.worker * envs, (context.worker + 1) * envs))
-        return Trip(env, actor, writer, warming_up=lambda: self.replay.added < self.config.warm_up)
+    def make_worker(self, env: Any, context: CollectorContext) -> OffPolicyWorker:
+        policy = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
+        num_envs = int(env.num_envs)
+        writer = self.replay.writer(range(context.worker * num_envs, (context.worker + 1) * num_envs))
+        return OffPolicyWorker(env, policy, writer, lambda: self.replay.added < self.config.learning_starts)
 
 
-class Trip(collecting.Trip):
-    policy: Actor
+class OffPolicyWorker(RolloutWorker):
+    """Writes transitions to the replay, and episode statistics to the slot."""
 
-    def __init__(self, env: Any, policy: Actor, writer: ReplayWriter, warming_up: Callable[[], bool]) -> None:
+    policy: Policy
+
+    def __init__(self, env: Any, policy: Policy, writer: ReplayWriter, act_randomly: Callable[[], bool]) -> None:
         super().__init__(env, policy)
-        self.writer, self.warming_up = writer, warming_up
+        self.writer, self.act_randomly = writer, act_randomly
 
-    def begin(self, seed: int) -> None:
-        super().begin(seed)
-        self.seen = self._copies(self.observations)
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.arrays = self._copy_arrays(self.observations)
         self.writer.cut()
 
-    def fill(self, slot: Slot, steps: int) -> tuple[int, int]:
+    def collect_into(self, slot: Slot, num_steps: int) -> tuple[int, int]:
         env_ns = policy_ns = transitions = 0
-        told = told_of(slot)
-        for t in range(steps):
+        stats = clear_episode_stats(slot)
+        for t in range(num_steps):
             begin = time.perf_counter_ns()
-            if self.warming_up():
-                actions = self.policy.anything(self.envs)
+            if self.act_randomly():
+                actions = self.policy.random_actions(self.num_envs)
             else:
-                actions = self.policy.explore({name: torch.from_numpy(value) for name, value in self.seen.items()})
+                actions, _ = self.policy.act({name: torch.from_numpy(array) for name, array in self.arrays.items()})
             between = time.perf_counter_ns()
-            observations, rewards, terminated, truncated, _ = self.env.step(self.policy.for_env(actions))
+            observations, rewards, terminated, truncated, _ = self.env.step(self.policy.to_env(actions))
             after = time.perf_counter_ns()
-            next_seen = self._copies(observations)
-            ended = terminated | truncated
-            row = {f"obs.{name}": value for name, value in self.seen.items()}
+            next_arrays = self._copy_arrays(observations)
+            dones = terminated | truncated
+            row = {f"obs.{name}": array for name, array in self.arrays.items()}
             row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
-            final = {f"obs.{name}": value for name, value in next_seen.items()} if ended.any() else None
+            final = {f"obs.{name}": array for name, array in next_arrays.items()} if dones.any() else None
             transitions += self.writer.add(row, final=final, skip=~self.valid, version=self.version)
-            self.episodes.step(told, t, rewards, self.valid, ended)
-            self.valid = ~ended
-            self.seen = next_seen
+            self.episodes.step(stats, t, rewards, self.valid, dones)
+            self.valid = ~dones
+            self.arrays = next_arrays
             policy_ns += between - begin
             env_ns += after - between
         slot["transitions"][...] = transitions
         return env_ns, policy_ns
 
-    def _copies(self, observations: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """The environment may use its own arrays again."""
-        return {name: np.array(value) for name, value in arrays_of(self.space, observations).items()}
+    def _copy_arrays(self, observations: Any) -> dict[str, np.ndarray[Any, Any]]:
+        """Copy observations: the environment may reuse its own arrays."""
+        return {name: np.array(value) for name, value in leaf_arrays(self.observation_space, observations).items()}
 
 
-# ------------------------------------------------------------------------------------------------------------- learning
+# ----------------------------------------------------------------------------------------------------------- algorithm
 
 
 class OffPolicy(Algorithm):
-    """The loop of an off-policy algorithm. A subclass has the networks: ``make_policy``, ``make_learner`` and
-    ``action``."""
+    """The base of off-policy algorithms. A subclass has the networks: ``make_policy``, ``make_learner`` and
+    ``action_field``. Its learner has ``metric_names``, and ``update(batch, progress)`` makes one gradient step and
+    returns the error of each transition and the metrics."""
 
     replay: Replay | None = None
-    _lost = 0
-    """Transitions in the replay whose rollouts never came."""
+    _orphaned = 0
+    """Transitions in the replay whose rollout was never committed."""
     _pipeline: ReplayPipeline | None = None
 
     @abstractmethod
-    def action(self) -> FieldSpec:
+    def action_field(self) -> FieldSpec:
         """The field of an action in a row of the replay."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.deterministic and self.num_collectors > 1:
             raise ValueError(
-                "a deterministic off-policy run has one collector: the order in which several fill the replay is chance"
+                "a deterministic off-policy run has one collector: several fill the replay in an order that is not "
+                f"reproducible; found collectors={self.num_collectors}"
             )
 
-    def begin(self, first_rollout: int, fresh_every: int) -> None:
+    def start_collectors(self, first_rollout: int, reseed_interval: int) -> None:
         config = self.config
-        first = self.learner.tensors()
+        tensors = self.learner.tensors()
         if self.replay is None:
             assert self.run is not None
-            # Rows of another training there would be taken for those of this one that have their numbers.
-            (self.run.folder / REPLAY).unlink(missing_ok=True)
-            self.replay = self._new_replay()
-        self._lost = self.replay.counters()["admitted"] - self.env_steps
+            # A replay that another training left here must not be resumed with the checkpoints of this one.
+            (self.run.run_dir / REPLAY_FILE).unlink(missing_ok=True)
+            self.replay = self._make_replay()
+        self._orphaned = self.replay.counters()["admitted"] - self.env_steps
         self._sampler = self.replay.sampler(
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
-        self._pipeline = ReplayPipeline(self._sampler, config.batch, device=self.device)
-        collect = Collector(
-            config=config, seed=self.seed, first_rollout=first_rollout, fresh_every=fresh_every,
+        self._pipeline = ReplayPipeline(self._sampler, config.batch_size, device=self.device)
+        collect = OffPolicyCollector(
+            config=config, seed=self.seed, first_rollout=first_rollout, reseed_interval=reseed_interval,
             replay=self.replay, make_policy=type(self).make_policy,
         )  # fmt: skip
-        slot = slot_fields(config.steps, self.num_envs)
-        self.open(self.make_env, collect, slot=slot, weights=layout_of(first), first=first)
+        slot = slot_fields(config.num_steps, self.num_envs)
+        self.open(self.make_env, collect, rollout=slot, weights=tensors)
 
-    def _new_replay(self) -> Replay:
+    def _make_replay(self) -> Replay:
         config = self.config
-        # As far as credits let the collectors run ahead, and a batch: below that the limiter would stop one side for a
+        # As many samples as the transitions in flight and one batch: with less, the limiter would stop one side for a
         # rollout that the other waits for.
-        slack = 2 * (self._most_under_way * config.samples_per_insert + config.batch)
-        row = row_fields(self.observation_space, self.action())
-        streams, alpha = self.num_envs * self.num_collectors, config.alpha or None
+        slack = 2 * (self._max_in_flight * config.samples_per_insert + config.batch_size)
+        row = row_fields(self.observation_space, self.action_field())
+        streams, alpha = self.num_envs * self.num_collectors, config.priority_alpha or None
         budget = MemoryBudget()
-        size = Replay.segment_layout(row, config.capacity, streams=streams, alpha=alpha)
-        budget.add("replay", size, lower=f"capacity={config.capacity}")
+        size = Replay.segment_layout(row, config.buffer_size, streams=streams, alpha=alpha)
+        budget.add("replay", size, lower=f"buffer_size={config.buffer_size}")
         budget.check()
         return Replay(
             row,
-            config.capacity,
+            config.buffer_size,
             streams=streams,
-            observations=[f"obs.{name}" for name in leaves_of(self.observation_space)],
+            observations=[f"obs.{name}" for name in leaf_spaces(self.observation_space)],
             alpha=alpha,
-            limiter=Limiter(config.samples_per_insert, config.warm_up, slack),
+            limiter=Limiter(config.samples_per_insert, config.learning_starts, slack),
         )
 
     @property
-    def _most_under_way(self) -> int:
-        """Transitions of rollouts that have begun and were not taken."""
-        return self.rollouts_per_update * (self.max_lag + 2) * int(self.config.steps) * self.num_envs
+    def _max_in_flight(self) -> int:
+        """Most transitions of rollouts that were begun and not taken."""
+        return self.rollouts_per_update * (self.max_lag + 2) * int(self.config.num_steps) * self.num_envs
 
-    def iterate(self, share: float, whole: bool) -> Metrics:
+    def read_rollouts(self, slots: list[TakenSlot]) -> tuple[None, int]:
+        """Nothing to copy: the update samples from the replay."""
+        return None, sum(int(slot["transitions"]) for slot in slots)
+
+    def update(self, batch: None, lag: int, progress: float) -> dict[str, float]:  # noqa: ARG002
         assert self.replay is not None
-        begin = time.perf_counter_ns()
-        with self.rollouts() as slots:
-            waited = time.perf_counter_ns() - begin
-            lags = [self.lag_of(slot) for slot in slots]
-            episodes = episodes_of(slots)
-            added = sum(int(slot["transitions"]) for slot in slots)
-        self.env_steps += added
-        told = self._gradient_steps(self._due(), share)
-        told |= {"samples_per_insert": self.replay.samples_per_insert, "replay_size": float(self.replay.size)}
-        if whole and self.deterministic:  # before the collectors go on: it is what a resumed run would have
-            self.save_replay()
-        return self.metrics(episodes, lags, told, begin, waited)
+        learning = self._gradient_steps(self._count_due_gradient_steps(), progress)
+        learning["samples_per_insert"] = self.replay.samples_per_insert
+        learning["replay_size"] = float(self.replay.size)
+        return learning
 
-    def _due(self) -> int:
-        """Gradient steps that the transitions so far have earned, those of the warm-up apart, and that were not made
-        yet."""
+    def _count_due_gradient_steps(self) -> int:
+        """Gradient steps that the transitions so far call for, those before ``learning_starts`` apart, minus those that
+        were made."""
         assert self.replay is not None
         counters = self.replay.counters()
-        # When a collector is killed, and when a run is resumed, transitions stay whose rollout never comes. The limiter
-        # has counted them: without samples for them it would hold the collectors in the end, and for ever.
-        under_way = counters["admitted"] - self.env_steps - self._lost
-        self._lost += max(under_way - self._most_under_way, 0)
-        earned = max(self.env_steps + self._lost - self.config.warm_up, 0) * self.config.samples_per_insert
-        return max(int((earned - counters["sampled"]) // self.config.batch), 0)
+        # When a collector is killed, and when a run is resumed, transitions stay in the replay whose rollout never
+        # comes. The limiter has counted them: without samples for them it would block the collectors in the end.
+        in_flight = counters["admitted"] - self.env_steps - self._orphaned
+        self._orphaned += max(in_flight - self._max_in_flight, 0)
+        transitions = max(self.env_steps + self._orphaned - self.config.learning_starts, 0)
+        due_samples = transitions * self.config.samples_per_insert - counters["sampled"]
+        return max(int(due_samples // self.config.batch_size), 0)
 
-    def _gradient_steps(self, steps: int, share: float) -> dict[str, float]:
+    def _gradient_steps(self, count: int, progress: float) -> dict[str, float]:
+        """Make gradient steps, and return the means of their metrics."""
         assert self.replay is not None
         assert self.weights is not None
-        told: dict[str, list[float]] = {name: [] for name in (*self.learner.told, "sample_age")}
+        metrics: dict[str, list[float]] = {name: [] for name in (*self.learner.metric_names, "sample_age")}
         pipeline = self._pipeline
         assert pipeline is not None
-        pipeline.beta = self.config.beta + (1 - self.config.beta) * share
-        now = self.weights.version
-        for step in range(steps):
+        pipeline.beta = self.config.priority_beta + (1 - self.config.priority_beta) * progress
+        version = self.weights.version
+        for step in range(count):
             if not pipeline.started:
                 pipeline.start()
             try:
                 batch = pipeline.consume()
             except NothingToSample:
-                break  # rows wait for those after them; the next update has these steps to make, too
-            # The next one is drawn while this one is learned from; in deterministic mode after its priorities are in.
-            if not self.deterministic and step + 1 < steps:
+                break  # rows wait for the rows after them; the steps that are missing are due in the next update
+            # The next batch is sampled during this gradient step; in deterministic mode after its priorities are set.
+            if not self.deterministic and step + 1 < count:
                 pipeline.start()
-            errors, losses = self.learner.update(batch, share)
+            errors, losses = self.learner.update(batch, progress)
             if self.replay.alpha is not None:
                 self.replay.update_priorities(batch["key"].cpu().numpy(), errors.cpu().numpy())
             for name, value in losses.items():
-                told[name].append(value)
-            told["sample_age"].append(float(now - batch["version"].double().mean()))
-        return {name: sum(values) / len(values) if values else float("nan") for name, values in told.items()}
+                metrics[name].append(value)
+            metrics["sample_age"].append(float(version - batch["version"].double().mean()))
+        return {name: sum(values) / len(values) if values else float("nan") for name, values in metrics.items()}
 
     # ----------------------------------------------------------------------------------------------------- checkpoints
 
+    def before_checkpoint(self) -> None:
+        # In deterministic mode the collectors stand still until the weights are published: the replay that a resumed
+        # run continues with has to be saved before that.
+        if self.deterministic:
+            self.save_replay()
+
     def save_replay(self) -> None:
+        """Write the replay into the run's directory."""
         assert self.run is not None
         assert self.replay is not None
-        self.replay.save(self.run.folder / REPLAY)
+        self.replay.save(self.run.run_dir / REPLAY_FILE)
 
     def checkpoint(self) -> dict[str, Any]:
         if self.replay is not None and not self.deterministic:
@@ -301,9 +317,9 @@ class OffPolicy(Algorithm):
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         if self.run is None:
-            raise ValueError("the replay is in the run's folder: set `run` before restore()")
+            raise ValueError("the replay is in the run's directory: set `run` before restore()")
         super().restore(checkpoint)
-        self.replay = Replay.load(self.run.folder / REPLAY)
+        self.replay = Replay.load(self.run.run_dir / REPLAY_FILE)
 
     def close(self) -> None:
         if self._pipeline is not None:
@@ -313,8 +329,10 @@ class OffPolicy(Algorithm):
             self.replay.close()
 
 
-def split(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The observations of a batch, and those after them."""
-    now = {name.removeprefix("obs."): value for name, value in batch.items() if name.startswith("obs.")}
-    after = {name.removeprefix("next_obs."): value for name, value in batch.items() if name.startswith("next_obs.")}
-    return now, after
+def split_observations(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The observations and the next observations of a batch."""
+    observations = {name.removeprefix("obs."): value for name, value in batch.items() if name.startswith("obs.")}
+    next_observations = {
+        name.removeprefix("next_obs."): value for name, value in batch.items() if name.startswith("next_obs.")
+    }
+    return observations, next_observations

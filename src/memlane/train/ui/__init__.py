@@ -1,1 +1,1 @@
-"""What a person sees of a training run: live display, report, animation."""
+"""What a person sees of a training run: the live display, the report, and a GIF of an episode."""

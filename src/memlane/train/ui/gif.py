@@ -1,4 +1,4 @@
-"""Film: an episode of a run's policy as a GIF."""
+"""GIF: one episode of a run's policy as an animation."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane.train.trainer import OptionError, Options, evaluate
+from memlane.train.options import OptionError, Options
+from memlane.train.trainer import evaluate
 
-_FRAMES = 500
-"""At most: longer episodes are cut there."""
+_MAX_FRAMES = 500
+"""Longer episodes are cut off."""
 _FRAME_MS = 30
-"""Browsers slow anything below 20 ms down to 100."""
+"""Milliseconds per frame. Browsers slow anything below 20 ms down to 100 ms."""
 
 
-def write_film(policy: Any, options: Options, path: Path) -> Path:
-    """The first episode of an evaluation, again, with pictures."""
+def write_gif(policy: Any, options: Options, path: Path) -> Path:
+    """Render the first episode of an evaluation. Needs Pillow."""
     try:
         from PIL import Image
     except ImportError:
-        raise OptionError("a GIF needs Pillow: pip install 'memlane[cli]'") from None
+        raise OptionError('a GIF needs Pillow: pip install "memlane[cli]"') from None
     assert options.backend is not None
-    pictures: list[Any] = []
+    frames: list[Any] = []
 
-    def keep(picture: NDArray[Any] | None) -> None:
-        if picture is None:
-            raise OptionError(f"{options.env} has no pictures")
-        if len(pictures) < _FRAMES:
-            pictures.append(Image.fromarray(np.asarray(picture)).quantize(64))
+    def add_frame(frame: NDArray[Any] | None) -> None:
+        if frame is None:
+            raise ValueError("its render() returns None")
+        if len(frames) < _MAX_FRAMES:
+            frames.append(Image.fromarray(np.asarray(frame)).quantize(64))
 
     try:
-        evaluate(policy, options.env, options.backend, episodes=1, settings=options.env_settings, on_picture=keep)
+        evaluate(
+            policy, options.env, options.backend, episodes=1, env_settings=options.env_settings, on_frame=add_frame
+        )
     except (ValueError, gymnasium.error.Error) as error:
-        raise OptionError(f"no pictures of {options.env}: {error}") from error
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=_FRAME_MS, loop=0)
+        raise OptionError(f"{options.env} cannot be rendered: {error}") from error
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=_FRAME_MS, loop=0)
     return path

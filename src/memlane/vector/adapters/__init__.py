@@ -1,1 +1,5 @@
-"""Adapters: vector environments as other libraries expect them, one module per library."""
+"""Adapters: vector environments with the interfaces of other libraries, one module per library.
+
+``gymnasium`` (``as_gymnasium_async``), ``pettingzoo`` (``AgentsVectorEnv``), ``sb3`` (``SB3VecEnv``) and ``torch``
+(``as_tensors``). Importing this package imports none of them.
+"""

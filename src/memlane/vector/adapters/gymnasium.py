@@ -1,4 +1,4 @@
-"""Lets ``gymnasium.make_vec(..., vectorization_mode="async")`` make memlane's vector environments."""
+"""Gymnasium: lets ``gymnasium.make_vec(..., vectorization_mode="async")`` make memlane's vector environments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memlane.vector.async_vector_env import AsyncVectorEnv
 
 @contextmanager
 def as_gymnasium_async() -> Iterator[None]:
-    """Inside, Gymnasium's ``AsyncVectorEnv`` is memlane's:
+    """Replace Gymnasium's ``AsyncVectorEnv`` by memlane's within a ``with`` block:
 
     >>> with as_gymnasium_async():
     ...     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async")
@@ -20,9 +20,9 @@ def as_gymnasium_async() -> Iterator[None]:
     'memlane.vector.async_vector_env'
     >>> envs.close()
     """
-    theirs = gymnasium.vector.AsyncVectorEnv
+    original = gymnasium.vector.AsyncVectorEnv
     gymnasium.vector.AsyncVectorEnv = AsyncVectorEnv  # type: ignore[misc,assignment]
     try:
         yield
     finally:
-        gymnasium.vector.AsyncVectorEnv = theirs  # type: ignore[misc]
+        gymnasium.vector.AsyncVectorEnv = original  # type: ignore[misc]

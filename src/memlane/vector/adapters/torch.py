@@ -1,4 +1,4 @@
-"""Tensors: a batch as torch tensors over the same memory."""
+"""torch: a batch as tensors over the same memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 
 def as_tensors(batch: Any) -> Any:
-    """The arrays of a batch, nested as they are, as torch tensors that share their memory: no copy is made. With
-    ``copy=False`` the batch is only lent, and so are the tensors: copy what must outlive the next step, and do not
-    write. What torch has no dtype for, and strings, stay what they are. A ``TensorDict`` takes the result as it is."""
+    """Convert the arrays of a batch, nested as they are, to torch tensors that share their memory.
+
+    With ``copy=False`` the batch is on loan until the next step, and so are the tensors: copy what must outlive it, and
+    do not write to them. Strings and arrays of a dtype that torch does not have stay as they are. A ``TensorDict``
+    takes the result as it is."""
     import torch
 
     if isinstance(batch, dict):
@@ -21,7 +23,7 @@ def as_tensors(batch: Any) -> Any:
     if not isinstance(batch, np.ndarray):
         return batch
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors, and says so each time
+        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors, and warns each time
         try:
             return torch.from_numpy(batch.view(np.ndarray))
         except TypeError:
