@@ -1,5 +1,4 @@
-# Everything a newcomer needs: each target makes .venv, installs and builds what is missing, then runs.
-# A second call finds all of that done.
+# Each target makes .venv, installs and builds what is missing, and then runs. A second call finds that done.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,16 +7,16 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 NATIVE := CMakeLists.txt $(shell find cpp -type f)
 CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 
-.PHONY: train demo test lint types native-test python-test soak bench setup clean
+.PHONY: train demo test test-loaded lint types native-test python-test soak bench setup clean
 .DELETE_ON_ERROR:
 
-train: $(VENV)/.built  ## a policy for CartPole, with everything about it in a folder under runs/
+train: $(VENV)/.built  ## train CartPole-v1 into a folder under runs/
 	@$(VENV)/bin/memlane train CartPole-v1
 
-demo: $(VENV)/.built  ## a tour of a few seconds: real processes, a kill, and nothing left behind
+demo: $(VENV)/.built  ## the tour: real processes, a kill, and nothing left behind; a few seconds
 	@$(PY) examples/tour.py
 
-test: lint types native-test python-test  ## all that CI runs
+test: lint types native-test python-test  ## everything that CI runs
 
 setup: $(VENV)/.built
 
@@ -47,8 +46,8 @@ lint: $(VENV)/.built
 types: $(VENV)/.built
 	$(VENV)/bin/mypy
 
-# The native tests three times: as users get it, with ThreadSanitizer, with AddressSanitizer and UBSan; side by side, because
-# most of their time one thread waits for another.
+# The native tests three times: as released, with ThreadSanitizer, with AddressSanitizer and UBSan. They run in parallel,
+# because most of their time one thread waits for another.
 native-test: build/native/.built build/native-thread/.built build/native-address/.built
 	@$(MAKE) --no-print-directory -j3 --output-sync $(^:.built=native_tests.run)
 
@@ -56,8 +55,8 @@ build/native/native_tests.run: UNRANDOMISED :=
 %/native_tests.run:
 	$(UNRANDOMISED) $*/native_tests
 
-# Where the kernel spreads addresses widely (vm.mmap_rnd_bits above 28), the sanitizers of GCC up to 13 find their own
-# memory taken. setarch -R keeps addresses in their usual places; where a container forbids it, they run as they are.
+# With wide address randomisation (vm.mmap_rnd_bits above 28) the sanitizers of GCC up to 13 find their own memory taken.
+# setarch -R turns it off; where a container forbids that, they run with it.
 UNRANDOMISED = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 SANITIZE_build/native-thread := thread
@@ -71,11 +70,14 @@ build/native/.built build/native-thread/.built build/native-address/.built: $(VE
 python-test: $(VENV)/.built
 	$(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
 
-soak: $(VENV)/.built  ## minutes of kills and races
+test-loaded: $(VENV)/.built  ## the Python tests beside a busy process on every core
+	$(PY) -m tests.support.load $(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal -o timeout=600
+
+soak: $(VENV)/.built  ## thousands of kills and long races; minutes
 	$(PY) -m pytest -m soak
 
-bench: $(VENV)/.peers build/native/.built  ## every benchmark, memlane and its peers interleaved
-	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) benchmarks/$$name.py || exit 1; done
+bench: $(VENV)/.peers build/native/.built  ## every benchmark: memlane and its peers in turns
+	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Entrants of a race to a trained policy, and the tables about them.
+"""Entrants of training benchmarks, and their tables.
 
-Each turn is a new process of the script that runs, with a seed of its own, the same seeds for everybody; what it does
-is in ``trainers``. One turn is measured in several ways, so an entrant has a ``Contender`` in each of several tables.
+Each turn is a new process of the running benchmark with its own seed; all entrants have the same seeds. What a turn
+does is in ``trainers``. One turn is measured in several ways, so an entrant has a ``Contender`` in several tables.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness import Contender, Kind, Report, Table, race
-from turns import turn_in_new_process
+from benchmarks.harness import Contender, Kind, Report, Table, race
+from benchmarks.turns import turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
 UNSOLVED = 10
-"""A run that never solved its task counts as so many times what it used: the median stays what it is, and no file has
-infinite numbers in it. Algorithm configuration calls it PAR10."""
+"""A run that never solved its task counts as this many times what it used (PAR10 in algorithm configuration): the
+median stays the same, and no file has infinite numbers."""
 PATIENCE = 90.0
-"""Seconds for whatever a turn does outside of its goal's seconds (imports, first rollouts, its end): several times what
-the slowest needs."""
+"""Seconds for everything outside the time limit of a goal (imports, first rollouts, exit): several times what the
+slowest needs."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Entrant:
     skip: str = ""
     answers: list[list[float]] = field(default_factory=list)
     processes: list[float] = field(default_factory=list)
-    """How long each turn's whole process took."""
+    """Nanoseconds of the whole process of each turn."""
 
     def measure(self) -> list[float]:
         request = {"trainer": self.trainer, "settings": self.settings, "goal": self.goal, "seed": len(self.answers)}
@@ -47,29 +47,29 @@ class Entrant:
         return answer[:1]
 
     def with_goal(self, **changes: Any) -> Entrant:
-        """The same with another goal, and no turns yet."""
+        """A copy with a changed goal and no turns."""
         return replace(self, goal={**self.goal, **changes}, answers=[], processes=[])
 
     @property
     def unsolved(self) -> str:
-        """What to say about runs that never solved their task; empty when there are none."""
+        """A note about runs that never solved their task; empty if there are none."""
         count = sum(not solved for *_, solved in self.answers)
         return f"{self.name}: {count} of {len(self.answers)} runs never solved it" if count else ""
 
     def contender(self, value: Callable[[list[float], float], float], penalty: bool = True) -> Contender:
-        """A row: a value of each turn, from its answer and the time of its process."""
+        """A table row: one value per turn, from its answer and the time of its process."""
         rounds = [
-            [value(answer, whole) * (UNSOLVED if penalty and not answer[3] else 1)]
-            for answer, whole in zip(self.answers, self.processes, strict=True)
+            [value(answer, process) * (UNSOLVED if penalty and not answer[3] else 1)]
+            for answer, process in zip(self.answers, self.processes, strict=True)
         ]
         return Contender(self.name, self.kind, list, self.skip, rounds)
 
 
 def run_turns(entrants: Sequence[Entrant], rounds: int, quick: bool) -> None:
-    if not quick:  # once before: whoever is first would compile everybody's modules, in the table of whole processes
-        for entrant in {one.trainer: one for one in entrants if not one.skip}.values():
+    if not quick:  # once before, so that no measured process compiles modules
+        for entrant in {entrant.trainer: entrant for entrant in entrants if not entrant.skip}.values():
             entrant.with_goal(max_steps=1).measure()
-    racing = [Contender(one.name, one.kind, one.measure, one.skip) for one in entrants]
+    racing = [Contender(entrant.name, entrant.kind, entrant.measure, entrant.skip) for entrant in entrants]
     race(racing, rounds)
     for entrant, contender in zip(entrants, racing, strict=True):
         entrant.skip = contender.skip
@@ -91,25 +91,28 @@ class StepsTable(Table):
 
     quantity = "steps"
 
-    def shown(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         return f"{value:,.0f}"
 
     def record(self) -> dict[str, Any]:
-        return {**super().record(), "unit": "environment steps, in the place of nanoseconds"}
+        return {**super().record(), "unit": "environment steps, not nanoseconds"}
 
 
 def add_until_tables(report: Report, task: str, reference: str, entrants: Sequence[Entrant]) -> tuple[Table, Table]:
-    """How long until the task was solved, and with how many environment steps; the whole process between them. Those
-    who never solved it are named below each."""
-    notes = [f"{text}; they count as {UNSOLVED} times what they used" for one in entrants if (text := one.unsolved)]
-    until = Table(f"{task}: time", reference, [one.contender(lambda answer, _: answer[0]) for one in entrants],
+    """Add the tables of time until the task was solved, of whole processes, and of environment steps. Entrants that
+    never solved it are named below each."""
+    notes = [
+        f"{text}; they count as {UNSOLVED} times what they used" for entrant in entrants if (text := entrant.unsolved)
+    ]
+    until = Table(f"{task}: time", reference, [entrant.contender(lambda answer, _: answer[0]) for entrant in entrants],
                   "learning, from its start until solved", notes=notes)  # fmt: skip
-    whole = Table(f"{task}: whole process", reference, [one.contender(lambda _, whole: whole) for one in entrants],
-                  "a new Python, imports and end included", notes=notes)  # fmt: skip
+    process = Table(f"{task}: whole process", reference,
+                    [entrant.contender(lambda _, process: process) for entrant in entrants],
+                    "a new Python process, imports and exit included", notes=notes)  # fmt: skip
     steps = StepsTable(f"{task}: environment steps", reference,
-                       [one.contender(lambda answer, _: answer[1]) for one in entrants],
+                       [entrant.contender(lambda answer, _: answer[1]) for entrant in entrants],
                        "learning, from its start until solved", notes=notes)  # fmt: skip
-    for table in (until, whole, steps):
+    for table in (until, process, steps):
         report.add(table)
     return until, steps
 
@@ -117,6 +120,6 @@ def add_until_tables(report: Report, task: str, reference: str, entrants: Sequen
 def add_rate_table(
     report: Report, title: str, reference: str, entrants: Sequence[Entrant], operation: str, rate: str
 ) -> Table:
-    """Training steps per second, of those that solved it and of those that did not alike."""
-    rows = [one.contender(lambda answer, _: answer[2], penalty=False) for one in entrants]
+    """Add the table of training steps per second, with solved and unsolved runs."""
+    rows = [entrant.contender(lambda answer, _: answer[2], penalty=False) for entrant in entrants]
     return report.add(Table(title, reference, rows, operation, rate=rate))

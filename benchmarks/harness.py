@@ -1,16 +1,10 @@
-"""What every benchmark shares: taking turns, tables with ratios, and a JSON file that keeps every raw value.
+"""What every benchmark shares: turns, tables with ratios, and a JSON file with every raw value.
 
-A benchmark is a script that builds ``Contender`` objects, lets them ``race`` in turns, and hands the tables and what
-was expected of them to a ``Report``. All times are nanoseconds for one operation.
+A benchmark makes ``Contender`` objects, lets them ``race`` in turns, and passes the tables and the expectations to a
+``Report``. All times are nanoseconds per operation.
 """
 
 from __future__ import annotations
-
-import sys
-
-if sys.path[0] == __file__.rpartition("/")[0]:
-    # Run as a script (there is nothing to see): this folder's signal.py must not stand in for Python's.
-    sys.path.append(sys.path.pop(0))
 
 import argparse
 import importlib.metadata
@@ -22,6 +16,7 @@ import random
 import re
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,26 +28,26 @@ HERE = Path(__file__).resolve().parent
 BARE = HERE.parent / "build" / "native" / "bare"
 BARE_SECONDS = 120
 BUSY_LOAD = 0.5
-"""Runnable processes besides ours, on average over the last minute, from which on numbers are not to be trusted."""
+"""Load average of the last minute above which the numbers are not reliable."""
 
 Kind = Literal["memlane", "peer", "limit", "other"]
-"""``other`` does something else than the rest of its table and is shown for orientation: no expectation is about it."""
+"""``other`` does different work from the rest of its table and is shown for orientation, without an expectation."""
 
 
 @dataclass
 class Contender:
-    """One row of a table. ``measure`` makes one round: some nanoseconds per operation, measured one after the other."""
+    """One row of a table. ``measure`` runs one round and returns nanoseconds per operation, one value per block."""
 
     name: str
     kind: Kind
     measure: Callable[[], Sequence[float]]
     skip: str = ""
-    """Why it cannot run here; empty when it can."""
+    """Why it cannot run here; empty if it can."""
     rounds: list[list[float]] = field(default_factory=list)
 
     @property
     def values(self) -> list[float]:
-        return [value for one in self.rounds for value in one]
+        return [value for values in self.rounds for value in values]
 
     @property
     def median(self) -> float:
@@ -68,15 +63,17 @@ class Contender:
 
     @property
     def best_round(self) -> float:
-        """The median of the fastest round: what the machine allows when it is left alone."""
+        """The median of the fastest round: what the machine allows when it is idle."""
         return min(map(statistics.median, self.rounds), default=math.nan)
 
 
 def race(contenders: Sequence[Contender], rounds: int) -> None:
-    """Everybody in turn, ``rounds`` times, so that a noisy minute of the machine hits all alike. Each round has its own
-    order, so that nobody always runs in the same one's wake (a rotation is not enough: whoever came after bare C,
-    which empties the caches, was 1.4 times slower). A peer that fails stays in the table with its error; memlane has
-    to work."""
+    """Measure all contenders in turns, ``rounds`` times, so that a noisy minute of the machine affects all of them.
+
+    Each round has a random order, so that no contender always runs after the same one. A rotation is not enough: the
+    contender after bare C, which empties the caches, was 1.4 times slower. A peer that fails stays in the table with
+    its error; a failure of memlane is raised.
+    """
     order = random.Random(0)
     runners = [contender for contender in contenders if not contender.skip]
     for number in range(rounds):
@@ -97,7 +94,7 @@ def race(contenders: Sequence[Contender], rounds: int) -> None:
 
 @dataclass
 class Table:
-    """Contenders that did the same work. ``reference`` is the one that the ratios are taken against."""
+    """Contenders that did the same work. ``reference`` names the one whose time the ratios divide by."""
 
     title: str
     reference: str
@@ -105,15 +102,15 @@ class Table:
     operation: str
     """What one operation is, in a few words."""
     operation_bytes: int = 0
-    """Bytes that one operation moves; when given, there is a column with GB/s."""
+    """Bytes that one operation moves; adds a column with GB/s."""
     rate: str = ""
-    """The head of a column with operations per second; without it there is none."""
+    """The head of a column with operations per second; empty for no such column."""
     notes: Sequence[str] = ()
-    """What a reader of the numbers has to know; a line each, below them."""
+    """Lines below the table."""
 
     quantity: ClassVar[str] = "time"
 
-    def shown(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         return duration(value)
 
     def __getitem__(self, name: str) -> Contender:
@@ -125,13 +122,17 @@ class Table:
         reference = self[self.reference].median
         lines: list[list[str]] = []
         notes = [f"  {note}" for note in self.notes]
-        for contender in sorted(self.contenders, key=lambda one: (bool(one.skip), one.median)):
+        for contender in sorted(self.contenders, key=lambda contender: (bool(contender.skip), contender.median)):
             if contender.skip:
                 notes.append(f"  {contender.name}: not measured, {contender.skip}")
                 continue
             low, high = contender.middle_half
-            cells = [contender.name, self.shown(contender.median), f"{self.shown(low)} .. {self.shown(high)}"]
-            cells += [self.shown(contender.best_round), f"{contender.median / reference:.2f}"]
+            cells = [
+                contender.name,
+                self.format_value(contender.median),
+                f"{self.format_value(low)} .. {self.format_value(high)}",
+            ]
+            cells += [self.format_value(contender.best_round), f"{contender.median / reference:.2f}"]
             if self.operation_bytes:
                 cells.append(f"{self.operation_bytes / contender.median:.2f}")
             if self.rate:
@@ -141,8 +142,10 @@ class Table:
         rows = ["  ".join([line[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)])
                 for line in [head, *lines]]  # fmt: skip
         rule = "-" * len(rows[0])
-        said = f"{self.quantity} for {self.operation}; ratio: {self.quantity} / {self.quantity} of {self.reference!r}"
-        return "\n".join([self.title, said, rule, rows[0], rule, *rows[1:], *notes])
+        caption = (
+            f"{self.quantity} for {self.operation}; ratio: {self.quantity} / {self.quantity} of {self.reference!r}"
+        )
+        return "\n".join([self.title, caption, rule, rows[0], rule, *rows[1:], *notes])
 
     def record(self) -> dict[str, Any]:
         return {
@@ -153,21 +156,21 @@ class Table:
             "notes": list(self.notes),
             "rows": [
                 {
-                    "name": one.name,
-                    "kind": one.kind,
-                    "skipped": one.skip,
-                    "median_ns": one.median if one.rounds else None,
-                    "ratio": one.median / self[self.reference].median if one.rounds else None,
-                    "rounds_ns": [[round(value, 1) for value in values] for values in one.rounds],
+                    "name": row.name,
+                    "kind": row.kind,
+                    "skipped": row.skip,
+                    "median_ns": row.median if row.rounds else None,
+                    "ratio": row.median / self[self.reference].median if row.rounds else None,
+                    "rounds_ns": [[round(value, 1) for value in values] for values in row.rounds],
                 }
-                for one in self.contenders
+                for row in self.contenders
             ],
         }
 
 
 @dataclass
 class Expectation:
-    """What memlane is meant to reach. ``measured`` is None when a contender that it speaks of is missing."""
+    """What memlane is expected to reach. ``measured`` is None if a contender that it compares is missing."""
 
     text: str
     measured: float | None
@@ -183,13 +186,13 @@ class Expectation:
         return "missed" if too_low or too_high else "held"
 
     def __str__(self) -> str:
-        found = "" if self.measured is None or math.isnan(self.measured) else f" (measured {self.measured:.2f})"
-        return f"{self.outcome.upper():>12}  {self.text}{found}"
+        measured = "" if self.measured is None or math.isnan(self.measured) else f" (measured {self.measured:.2f})"
+        return f"{self.outcome.upper():>12}  {self.text}{measured}"
 
 
 @dataclass
 class Report:
-    """Tables and expectations of one run; printed as they come, written as JSON at the end."""
+    """Tables and expectations of one run: printed when added, and written as JSON at the end."""
 
     name: str
     options: argparse.Namespace
@@ -203,7 +206,7 @@ class Report:
         print(f"{machine()['processor']}, {machine()['cores']} cores, {machine()['kernel']}, "
               f"Python {machine()['python']}, load {self._load[0]:.2f}")  # fmt: skip
         if self._load[0] > BUSY_LOAD:
-            print("others are using this machine: expect wide ranges, and do not publish these numbers")
+            print("this machine is busy: expect wide ranges, and do not publish these numbers")
 
     def add(self, table: Table) -> Table:
         self.tables.append(table)
@@ -214,7 +217,7 @@ class Report:
         self.expectations += expectations
 
     def finish(self) -> None:
-        """Print what was expected and what came, and write the JSON: a miss is a result, not an error."""
+        """Print the expectations with their outcomes and write the JSON. A miss is a result, not an error."""
         print("\nexpected of memlane:")
         for expectation in self.expectations:
             print(f"  {expectation}")
@@ -224,9 +227,9 @@ class Report:
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        # One line per list of numbers: a change of the results can then be read as a diff.
+        # One line per list of numbers, so that a diff of two results can be read.
         text = re.sub(
-            r"\[[-+.\de,\s]+\]", lambda found: " ".join(found[0].split()), json.dumps(self.record(), indent=1)
+            r"\[[-+.\de,\s]+\]", lambda match: " ".join(match[0].split()), json.dumps(self.record(), indent=1)
         )
         path.write_text(text + "\n")
         print(f"\nall values: {path}")
@@ -243,36 +246,37 @@ class Report:
             "tables": [table.record() for table in self.tables],
             "expectations": [
                 {
-                    "text": one.text,
-                    "measured": one.measured,
-                    "at_least": one.at_least,
-                    "at_most": one.at_most,
-                    "outcome": one.outcome,
+                    "text": expectation.text,
+                    "measured": expectation.measured,
+                    "at_least": expectation.at_least,
+                    "at_most": expectation.at_most,
+                    "outcome": expectation.outcome,
                 }
-                for one in self.expectations
+                for expectation in self.expectations
             ],
         }
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs; numbers mean little")
-    made.add_argument("--json", type=Path, help="where to write all values (default: benchmarks/results/<name>.json, "
-                      "and with --quick nowhere)")  # fmt: skip
-    made.add_argument("--rounds", type=int, help="how often everybody has a turn")
-    return made
+    """An argument parser with the options that every benchmark has."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--quick", action="store_true", help="run for a few seconds to see that it works; "
+                           "the numbers mean little")  # fmt: skip
+    arguments.add_argument("--json", type=Path, help="file for all values (default: benchmarks/results/<name>.json; "
+                           "none with --quick)")  # fmt: skip
+    arguments.add_argument("--rounds", type=int, help="number of turns of each contender")
+    return arguments
 
 
 def ratio(slower: Contender | None, faster: Contender | None) -> float | None:
-    """How many times longer ``slower`` took, or None when one of them is missing."""
+    """How many times longer ``slower`` took; None if one of them is missing."""
     return slower.median / faster.median if slower and faster and slower.rounds and faster.rounds else None
 
 
 def best(contenders: Sequence[Contender], prefix: str = "", kind: Kind | None = None) -> Contender | None:
-    """The fastest of those that were measured, of a kind and with a name that begins so."""
-    found = [one for one in contenders if one.rounds and one.name.startswith(prefix) and kind in (None, one.kind)]
-    return min(found, key=lambda one: one.median, default=None)
+    """The fastest measured contender of a kind whose name begins with ``prefix``."""
+    rows = [row for row in contenders if row.rounds and row.name.startswith(prefix) and kind in (None, row.kind)]
+    return min(rows, key=lambda row: row.median, default=None)
 
 
 def threads_text(count: int) -> str:
@@ -283,13 +287,12 @@ def threads_text(count: int) -> str:
 
 
 def bare_skip() -> str:
-    """Why the bare C figures cannot be had; empty when they can."""
+    """Why bare C cannot be measured; empty if it can."""
     return "" if os.access(BARE, os.X_OK) else "build/native/bare is not built (make build/native/.built)"
 
 
 def bare(*arguments: object, core: int | None = None) -> list[float]:
-    """One measurement by the bare C program, which has neither Python nor memlane in it: nanoseconds per operation, one
-    value for each of its blocks."""
+    """Run the bare C program, without Python and memlane; return nanoseconds per operation, one value per block."""
     command = [str(BARE), *map(str, arguments)]
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
@@ -300,7 +303,7 @@ def bare(*arguments: object, core: int | None = None) -> list[float]:
     return values
 
 
-# ------------------------------------------------------------------------------------------------- where and with what
+# --------------------------------------------------------------------------------------------- machine and versions
 
 
 @cache
@@ -324,7 +327,7 @@ def version(package: str) -> str | None:
 
 
 def duration(ns: float) -> str:
-    """Three figures and a unit: ``1.23 us``."""
+    """Format with three digits and a unit: ``1.23 us``."""
     unit, size = next(((unit, size) for unit, size in (("ms", 1e6), ("us", 1e3)) if ns >= size), ("ns", 1.0))
     value = ns / size
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"

@@ -1,31 +1,29 @@
-"""How many steps per second do environments written in C make, seen from Python, and how far is that from bare C?
+"""How many steps per second do environments in C make when they are stepped from Python, compared with bare C?
 
-Each turn of a contender is a new process: it makes the environments, resets them, warms up, and measures a few blocks.
-Actions are drawn before the clock starts.
+Each turn of a contender is a new process: it creates the environments, resets them, warms up, and measures a few
+blocks. Actions are drawn before the clock starts.
 """
 
 from __future__ import annotations
 
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
-
 import importlib.util
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-from harness import BARE, Contender, Expectation, Report, Table, best, parser, race, ratio, threads_text
-from turns import Effort, answer_turn, measured, turn_in_new_process
+
+from benchmarks.harness import BARE, Contender, Expectation, Report, Table, best, parser, race, ratio, threads_text
+from benchmarks.turns import Effort, answer_turn, measured, turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
 BARE_ENVS = BARE.with_name("bare_envs")
 ENVS = ["CartPole-v1", "Pendulum-v1"]
 NUMPY = {"CartPole-v1": "gymnasium's NumPy"}
-"""Gymnasium has a vector environment of its own for this one only."""
+"""Gymnasium's own NumPy vector environments."""
 
 
 # ------------------------------------------------------------------------------------------- in the process of a turn
@@ -99,32 +97,32 @@ def contenders(name: str, num_envs: int, effort: Effort) -> list[Contender]:
     threads = sorted({1, CORES})
     no_bare = "" if os.access(BARE_ENVS, os.X_OK) else "build/native/bare_envs is not built (make build/native/.built)"
     no_envpool = "" if importlib.util.find_spec("envpool") else "envpool is not installed"
-    made = [
+    rows = [
         Contender("memlane", "memlane", in_turn("memlane")),
         *[
-            Contender(f"memlane, {threads_text(one)}", "memlane", in_turn("memlane", num_threads=one))
-            for one in threads
+            Contender(f"memlane, {threads_text(count)}", "memlane", in_turn("memlane", num_threads=count))
+            for count in threads
         ],
         Contender("memlane, copy=True", "memlane", in_turn("memlane", copy=True)),
         *[
-            Contender(f"envpool, {threads_text(one)}", "peer", in_turn("envpool", threads=one), no_envpool)
-            for one in threads
+            Contender(f"envpool, {threads_text(count)}", "peer", in_turn("envpool", threads=count), no_envpool)
+            for count in threads
         ],
-        *[Contender(f"bare C, {threads_text(one)}", "limit", bare(one), no_bare) for one in threads],
+        *[Contender(f"bare C, {threads_text(count)}", "limit", bare(count), no_bare) for count in threads],
     ]
     if name in NUMPY:
-        made.append(Contender(NUMPY[name], "peer", in_turn("gymnasium_numpy")))
-    return made
+        rows.append(Contender(NUMPY[name], "peer", in_turn("gymnasium_numpy")))
+    return rows
 
 
 def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
     where = f"{num_envs} {name}"
     rows = table.contenders
-    ours, alone = table["memlane"], table["memlane, 1 thread"]
+    ours, one_thread = table["memlane"], table["memlane, 1 thread"]
     if num_envs == 64:
         report.expect(
             Expectation(f"{where}: the automatic choice of threads is never slower than one thread",
-                        ratio(alone, ours), at_least=0.95),
+                        ratio(one_thread, ours), at_least=0.95),
         )  # fmt: skip
     if num_envs >= 1024:
         for threads in sorted({1, CORES}):
@@ -142,10 +140,10 @@ def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0])
-    made.add_argument("--envs", nargs="*", choices=ENVS, default=ENVS, help="which environments (default: all)")
-    made.add_argument("--num-envs", nargs="*", type=int, help="how many of them (default: 64 1024 4096)")
-    options = made.parse_args()
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--envs", nargs="*", choices=ENVS, default=ENVS, help="environments (default: all)")
+    arguments.add_argument("--num-envs", nargs="*", type=int, help="environments in a batch (default: 64 1024 4096)")
+    options = arguments.parse_args()
     effort = Effort(2, 0.02, 0.02) if options.quick else Effort(5, 0.2, 0.3)
     rounds = options.rounds or (2 if options.quick else 7)
     report = Report("native_envs", options, peers=["gymnasium", "envpool"])
@@ -153,7 +151,7 @@ def main() -> None:
         for num_envs in options.num_envs or ([64] if options.quick else [64, 1024, 4096]):
             rows = contenders(name, num_envs, effort)
             race(rows, rounds)
-            table = Table(f"{num_envs} {name}", "memlane", rows, "one step of one of them", rate="steps/s")
+            table = Table(f"{num_envs} {name}", "memlane", rows, "one environment step", rate="steps/s")
             expect(report, name, num_envs, report.add(table))
     report.finish()
 

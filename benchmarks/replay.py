@@ -1,14 +1,10 @@
-"""How fast are transitions added to a replay and drawn from it, and how much memory does each take?
+"""How fast are transitions added to a replay and sampled from it, and how much memory does each take?
 
 Peers at their best settings: Stable-Baselines3, cpprb (plain, prioritised, multi-process), torchrl. The limits are
-numpy's ``take(out=)`` and a bare C gather of packed rows, which know nothing of writers, links or priorities.
+numpy's ``take(out=)`` and a bare C gather of packed rows, which have no writers, links or priorities.
 """
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import contextlib
 import functools
@@ -19,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from harness import Contender, Expectation, Report, Table, bare, bare_skip, best, parser, race, ratio
 from numpy.typing import NDArray
 
+from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, best, parser, race, ratio
 from memlane.ipc import Replay, ReplayBuffer, ReplayPipeline
 
 BLOCKS = 3
@@ -63,7 +59,7 @@ class Shape:
         return 4 * (2 * self.obs + self.act + 1) + 1
 
 
-# -------------------------------------------------------------------------------------------------- everybody's buffers
+# ----------------------------------------------------------------------------------------- the buffers of all libraries
 
 
 def memlane_replay(shape: Shape, rows: int, **options: Any) -> Replay:
@@ -131,7 +127,7 @@ def _parts(rows: int, most: int = 100_000) -> Iterator[int]:
 
 
 def timed(call: Callable[[], object], calls: int) -> Callable[[], list[float]]:
-    """A round: nanoseconds per call, one value for each block of so many calls, after one that is not counted."""
+    """A round: nanoseconds per call, one value for each block of ``calls``, after a block that is not counted."""
 
     def measure() -> list[float]:
         values = []
@@ -146,11 +142,11 @@ def timed(call: Callable[[], object], calls: int) -> Callable[[], list[float]]:
 
 
 class Entry:
-    """A contender whose buffer is made once, when it is first measured; one that cannot be made says why."""
+    """A contender whose buffer is created once, when it is first measured."""
 
     def __init__(self, name: str, prepare: Callable[[], Callable[[], object]], calls: int) -> None:
         self._prepare, self._calls = prepare, calls
-        kind: Any = next((one for one in ("memlane", "limit") if name.startswith(one)), "peer")
+        kind: Any = next((kind for kind in ("memlane", "limit") if name.startswith(kind)), "peer")
         self.contender = Contender(name, kind, self._measure)
 
     @functools.cached_property
@@ -226,22 +222,22 @@ def sampling(shape: Shape, rows: int, batch: int, options: Any) -> Table:
 
 def adding(shape: Shape, rows: int, options: Any) -> Table:
     columns = shape.columns(1)
-    one = {name: column[0] for name, column in columns.items()}
-    single = {**one, "reward": float(one["reward"]), "done": bool(one["done"])}
+    row = {name: column[0] for name, column in columns.items()}
+    scalars = {**row, "reward": float(row["reward"]), "done": bool(row["done"])}
 
     def ours() -> Callable[[], object]:
         writer = Replay(shape.fields, rows).writer()
-        return lambda: writer.add(single)
+        return lambda: writer.add(scalars)
 
     def sb3() -> Callable[[], object]:
         buffer = sb3_buffer(shape, rows)
-        obs, after, action = (columns[name] for name in ("obs", "next_obs", "action"))
-        return lambda: buffer.add(obs, after, action, columns["reward"], columns["done"], [{}])
+        obs, next_obs, action = (columns[name] for name in ("obs", "next_obs", "action"))
+        return lambda: buffer.add(obs, next_obs, action, columns["reward"], columns["done"], [{}])
 
     def cpprb(kind: str) -> Callable[[], object]:
         buffer = cpprb_buffer(kind, shape, rows)
         return lambda: buffer.add(
-            obs=one["obs"], act=one["action"], rew=single["reward"], next_obs=one["next_obs"], done=single["done"]
+            obs=row["obs"], act=row["action"], rew=scalars["reward"], next_obs=row["next_obs"], done=scalars["done"]
         )
 
     entries: dict[str, Callable[[], Callable[[], object]]] = {
@@ -271,8 +267,8 @@ def prioritised(shape: Shape, rows: int, batch: int, options: Any) -> Table:
         buffer = cpprb_buffer(kind, shape, rows, alpha=PRIORITY)
 
         def turn() -> None:
-            drawn = buffer.sample(batch, beta=0.4)
-            buffer.update_priorities(drawn["indexes"], errors)
+            sampled = buffer.sample(batch, beta=0.4)
+            buffer.update_priorities(sampled["indexes"], errors)
 
         return turn
 
@@ -287,12 +283,12 @@ def prioritised(shape: Shape, rows: int, batch: int, options: Any) -> Table:
         for part in _parts(rows):
             columns = {name: torch.from_numpy(column) for name, column in shape.columns(part).items()}
             buffer.extend(TensorDict(columns, batch_size=[part]))
-        sizes = torch.from_numpy(errors.astype(np.float32))
+        td_errors = torch.from_numpy(errors.astype(np.float32))
 
         def turn() -> None:
-            drawn = buffer.sample()
-            drawn["td_error"] = sizes
-            buffer.update_tensordict_priority(drawn)
+            sampled = buffer.sample()
+            sampled["td_error"] = td_errors
+            buffer.update_tensordict_priority(sampled)
 
         return turn
 
@@ -308,15 +304,15 @@ def prioritised(shape: Shape, rows: int, batch: int, options: Any) -> Table:
 
 
 def overlapping(shape: Shape, rows: int, batch: int, options: Any) -> Table:
-    """A learner that computes on each batch: drawn by a pipeline meanwhile, or in between."""
+    """A learner that computes on each batch: sampled by a pipeline in parallel, or in between."""
     import torch
 
     torch.set_num_threads(1)
     replay = memlane_replay(shape, rows, alpha=PRIORITY)
     network = torch.nn.Sequential(torch.nn.Linear(shape.obs, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
 
-    def compute(given: dict[str, Any]) -> None:
-        network(given["obs"].float()).square().mean().backward()
+    def compute(fields: dict[str, Any]) -> None:
+        network(fields["obs"].float()).square().mean().backward()
 
     def pipelined() -> Callable[[], object]:
         pipeline = ReplayPipeline(replay.sampler(seed=0), batch)
@@ -324,9 +320,9 @@ def overlapping(shape: Shape, rows: int, batch: int, options: Any) -> Table:
         def turn() -> None:
             if not pipeline.started:
                 pipeline.start()
-            given = pipeline.consume()
+            fields = pipeline.consume()
             pipeline.start()
-            compute(given)
+            compute(fields)
 
         return turn
 
@@ -336,36 +332,38 @@ def overlapping(shape: Shape, rows: int, batch: int, options: Any) -> Table:
         return lambda: compute(sampler.sample(batch, out=out).torch())
 
     def alone() -> Callable[[], object]:
-        given = replay.sampler(seed=0).sample(batch).torch()
-        return lambda: compute(given)
+        fields = replay.sampler(seed=0).sample(batch).torch()
+        return lambda: compute(fields)
 
     entries: dict[str, Callable[[], Callable[[], object]]] = {
         "memlane": pipelined,
-        "memlane, drawn in between": in_between,
+        "memlane, sampled in between": in_between,
         "limit: the computation alone": alone,
     }
     title = f"learn from {batch} of {rows:,} rows by priority, {shape}"
-    return race_of(title, f"{batch} rows drawn and learned from", entries, options, 10 if options.quick else 40)
+    return race_of(title, f"{batch} rows sampled and learned from", entries, options, 10 if options.quick else 40)
 
 
 def bytes_of_rows(shape: Shape, rows: int) -> dict[str, float]:
-    """What each takes for a transition with its next observation."""
-    found = {"memlane": memlane_replay(shape, rows).bytes_per_transition}
-    made: dict[str, Callable[[], float]] = {
-        "SB3": lambda: sum(one.nbytes for one in vars(sb3_buffer(shape, rows)).values() if isinstance(one, np.ndarray)),
-        "cpprb": lambda: sum(
-            one.nbytes for one in cpprb_buffer("ReplayBuffer", shape, rows).get_all_transitions().values()
+    """Bytes per transition with its next observation, by library."""
+    bytes_each = {"memlane": memlane_replay(shape, rows).bytes_per_transition}
+    totals: dict[str, Callable[[], float]] = {
+        "SB3": lambda: sum(
+            array.nbytes for array in vars(sb3_buffer(shape, rows)).values() if isinstance(array, np.ndarray)
         ),
-        "torchrl": lambda: sum(one.nbytes for one in torchrl_buffer(shape, rows, 1)[:].values()),
+        "cpprb": lambda: sum(
+            array.nbytes for array in cpprb_buffer("ReplayBuffer", shape, rows).get_all_transitions().values()
+        ),
+        "torchrl": lambda: sum(tensor.nbytes for tensor in torchrl_buffer(shape, rows, 1)[:].values()),
     }
-    for name, many in made.items():
+    for name, total in totals.items():
         with contextlib.suppress(ImportError):
-            found[name] = many() / rows
-    return found
+            bytes_each[name] = total() / rows
+    return bytes_each
 
 
 def pixels(rows: int, batch: int, options: Any) -> tuple[Table, dict[str, float]]:
-    """Four frames of 84 x 84 bytes, of one environment with episodes of 500 steps."""
+    """Stacks of four frames of 84 x 84 bytes, of one environment with episodes of 500 steps."""
     draw = np.random.default_rng(3)
     frames = draw.integers(0, 255, (500 + STACK, *FRAME), np.uint8)
     stacked = np.stack([frames[k : k + 500] for k in range(STACK)], 1)
@@ -390,21 +388,28 @@ def pixels(rows: int, batch: int, options: Any) -> tuple[Table, dict[str, float]
         out = sampler.batch(batch)
         return lambda: sampler.sample(batch, out=out)
 
-    def sb3(thrifty: bool) -> Callable[[], object]:
+    def sb3(save_memory: bool) -> Callable[[], object]:
         from gymnasium.spaces import Box, Discrete
         from stable_baselines3.common.buffers import ReplayBuffer as Buffer
 
         space = Box(0, 255, (STACK, *FRAME), np.uint8)
         buffer = Buffer(
-            rows, space, Discrete(4), "cpu", optimize_memory_usage=thrifty, handle_timeout_termination=not thrifty
+            rows,
+            space,
+            Discrete(4),
+            "cpu",
+            optimize_memory_usage=save_memory,
+            handle_timeout_termination=not save_memory,
         )
-        arrays = [buffer.observations] + ([] if thrifty else [buffer.next_observations])
+        arrays = [buffer.observations] + ([] if save_memory else [buffer.next_observations])
         for array in arrays:
             for step in range(rows):
                 array[step, 0] = stacked[step % 500]
         buffer.full = True
-        every = [*arrays, buffer.actions, buffer.rewards, buffer.dones, buffer.timeouts]
-        bytes_each["SB3" + (", optimize_memory_usage" if thrifty else "")] = sum(array.nbytes for array in every) / rows
+        all_arrays = [*arrays, buffer.actions, buffer.rewards, buffer.dones, buffer.timeouts]
+        bytes_each["SB3" + (", optimize_memory_usage" if save_memory else "")] = (
+            sum(array.nbytes for array in all_arrays) / rows
+        )
         return functools.partial(buffer.sample, batch)
 
     def cpprb() -> Callable[[], object]:
@@ -414,9 +419,9 @@ def pixels(rows: int, batch: int, options: Any) -> tuple[Table, dict[str, float]
         buffer = peer.ReplayBuffer(rows, fields, next_of="obs", stack_compress="obs")
         last_axis = np.moveaxis(stacked, 1, -1)
         for step in range(rows):
-            now, after = last_axis[step % 500], last_axis[(step + 1) % 500]
+            obs, next_obs = last_axis[step % 500], last_axis[(step + 1) % 500]
             done = step % 500 == 499
-            buffer.add(obs=now, act=1, rew=1, next_obs=after, done=done)
+            buffer.add(obs=obs, act=1, rew=1, next_obs=next_obs, done=done)
             if done:
                 buffer.on_episode_end()
         return functools.partial(buffer.sample, batch)
@@ -482,20 +487,20 @@ def main() -> None:
     table = report.add(overlapping(small, rows, 4096, options))
     report.expect(
         Expectation(
-            "a pipeline hides some of the drawing behind the computation",
-            ratio(table["memlane, drawn in between"], table["memlane"]),
+            "a pipeline hides some of the sampling behind the computation",
+            ratio(table["memlane, sampled in between"], table["memlane"]),
             at_least=1,
         )
     )
-    print("\nmemory for each transition:")
+    print("\nmemory per transition:")
     for shape in (small, Shape(48, 12)):
-        each = ", ".join(f"{name} {many:,.0f} bytes" for name, many in bytes_of_rows(shape, 10_000).items())
+        each = ", ".join(f"{name} {nbytes:,.0f} bytes" for name, nbytes in bytes_of_rows(shape, 10_000).items())
         print(f"  {shape}: {each}")
     table, bytes_each = pixels(2_000 if options.quick else 20_000, 64, options)
     report.add(table)
-    print("\nmemory for each transition of pixels:")
-    for name, many in bytes_each.items():
-        print(f"  {name}: {many:,.0f} bytes")
+    print("\nmemory per transition of pixels:")
+    for name, nbytes in bytes_each.items():
+        print(f"  {name}: {nbytes:,.0f} bytes")
     report.expect(
         Expectation(
             "pixels take at most a quarter of SB3's memory",

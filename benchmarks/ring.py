@@ -1,15 +1,11 @@
-"""How long does it take to hand an array over to another process, small, large, and when the reader is asleep?
+"""How long does it take to pass an array to another process: small, large, and when the reader is asleep?
 
-The first table is a round trip of 4 KB each way: a numpy array in, a numpy array of one's own out, on both sides. The
-second is the writer's side of 8 MB, one after the other, the reader reading in place where it can. The third is
-one-way: from just before the call that hands over to just after the return of the call that slept.
+The first table is a round trip of 4 KB each way, from a numpy array to a numpy array on both sides. The second is the
+writer's side of arrays of 8 MB in a row, which the reader reads in place where it can. The third is one-way: from just
+before the writer's call to just after the return of the reader's sleeping call.
 """
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import ctypes
 import importlib.util
@@ -20,9 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from harness import Contender, Expectation, Report, Table, bare, bare_skip, race, ratio
 from numpy.typing import NDArray
-from two_processes import (
+
+from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, race, ratio
+from benchmarks.two_processes import (
     CONTEXT,
     Alarm,
     Echoes,
@@ -34,7 +31,6 @@ from two_processes import (
     until,
     wake_ups,
 )
-
 from memlane.lanes.ring import Ring
 
 SMALL_BYTES = 4096
@@ -45,7 +41,7 @@ Receive = Callable[[], NDArray[np.uint8]]
 
 
 class Exchange:
-    """Two one-way channels. ``make`` makes one in the parent; each end is opened in its own process."""
+    """Two one-way channels. ``make`` creates one in the parent; each end is opened in its own process."""
 
     def __init__(self, make: Callable[[], tuple[Callable[[], Send], Callable[[], Receive]]]) -> None:
         self.there, self.back = make(), make()
@@ -145,10 +141,10 @@ def pipe_of_bytes(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive
 
 
 def queue(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
-    """It pickles later, in a thread of its own: an array that its sender goes on using must be copied first."""
+    """It pickles later, in its own thread: an array that the sender uses again must be copied first."""
     del nbytes
-    made: Any = CONTEXT.Queue()
-    return lambda: lambda array: made.put(array.copy()), lambda: made.get
+    channel: Any = CONTEXT.Queue()
+    return lambda: lambda array: channel.put(array.copy()), lambda: channel.get
 
 
 def torch_queue(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
@@ -158,28 +154,28 @@ def torch_queue(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]
     import torch.multiprocessing as torch_mp
 
     torch_mp.set_sharing_strategy("file_system")
-    made: Any = torch_mp.get_context("fork").SimpleQueue()
+    channel: Any = torch_mp.get_context("fork").SimpleQueue()
     kept: deque[Any] = deque(maxlen=64)
 
     def send(array: NDArray[np.uint8]) -> None:
         kept.append(torch.from_numpy(array))
-        made.put(kept[-1])
+        channel.put(kept[-1])
 
-    return lambda: send, lambda: lambda: made.get().numpy()
+    return lambda: send, lambda: lambda: channel.get().numpy()
 
 
 def faster_fifo(nbytes: int) -> tuple[Callable[[], Send], Callable[[], Receive]]:
     """Bytes through its circular buffer, with a serialiser that does nothing: its fastest way."""
     import faster_fifo as library
 
-    made: Any = library.Queue(
+    channel: Any = library.Queue(
         max_size_bytes=max(4 * nbytes, 1 << 20), loads=lambda message: message, dumps=lambda message: message
     )
 
     def receiver() -> Receive:
-        return lambda: np.frombuffer(made.get(timeout=60), np.uint8)
+        return lambda: np.frombuffer(channel.get(timeout=60), np.uint8)
 
-    return lambda: lambda array: made.put(array.tobytes(), timeout=60), receiver
+    return lambda: lambda array: channel.put(array.tobytes(), timeout=60), receiver
 
 
 def iceoryx(nbytes: int, *, events: bool) -> tuple[Callable[[], Send], Callable[[], Receive]]:
@@ -201,7 +197,7 @@ def iceoryx(nbytes: int, *, events: bool) -> tuple[Callable[[], Send], Callable[
         node, samples, bells = services()
         publisher = samples.publisher_builder().create()
         notifier = bells.notifier_builder().create() if events else None
-        ready: list[Any] = [node]  # kept, because the node's end takes everything else with it
+        ready: list[Any] = [node]  # kept: when the node ends, so does everything else
 
         def send(array: NDArray[np.uint8]) -> None:
             if len(ready) == 1:
@@ -238,7 +234,7 @@ def iceoryx(nbytes: int, *, events: bool) -> tuple[Callable[[], Send], Callable[
 
 
 def stream(make: Callable[[], tuple[Callable[[], Send], Callable[[], object]]], count: int) -> list[float]:
-    """Nanoseconds between two hand-overs of 8 MB, for each after some to warm up. The reader only looks at each."""
+    """Nanoseconds between two hand-overs of 8 MB, after some to warm up. The reader reads one byte of each."""
     sender_of, reader_of = make()
     warm_up = 4
 
@@ -253,18 +249,18 @@ def stream(make: Callable[[], tuple[Callable[[], Send], Callable[[], object]]], 
         return list(map(float, np.diff(ends)[warm_up - 1 :]))
 
     def reader(_: int, meet: Callable[[], object]) -> None:
-        look: Any = reader_of()
+        read: Any = reader_of()
         meet()
         for number in range(count + warm_up):
-            if look() != number % 256:
-                raise AssertionError("not what was sent")
+            if read() != number % 256:
+                raise AssertionError("received something else than was sent")
 
     values: list[float] = in_two_processes(writer, reader, None)
     return values
 
 
-def looking(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Any:
-    def made() -> tuple[Callable[[], Send], Callable[[], object]]:
+def reading_one_byte(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Any:
+    def ends() -> tuple[Callable[[], Send], Callable[[], object]]:
         sender, receiver = make(LARGE_BYTES)
 
         def reader() -> Callable[[], int]:
@@ -273,11 +269,11 @@ def looking(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive
 
         return sender, reader
 
-    return made
+    return ends
 
 
 def memlane_in_place() -> tuple[Callable[[], Send], Callable[[], object]]:
-    """The writer's one copy is all: the reader reads the slot itself."""
+    """The writer's copy is the only one: the reader reads the slot in place."""
     ring = Ring({"payload": ("uint8", LARGE_BYTES)}, num_slots=4, overflow="block")
 
     def sender() -> Send:
@@ -287,24 +283,24 @@ def memlane_in_place() -> tuple[Callable[[], Send], Callable[[], object]]:
     def reader() -> Callable[[], int]:
         take = ring.reader().take
 
-        def look() -> int:
+        def read() -> int:
             with take() as slot:
                 return int(slot["payload"][0])
 
-        return look
+        return read
 
     return sender, reader
 
 
 def memcpy(count: int) -> list[float]:
-    """The limit: numpy's copy of the same bytes into as many places in turn, in one process."""
+    """The limit: numpy's copy of the same bytes into as many buffers in turn, in one process."""
     ring = Ring({"payload": ("uint8", LARGE_BYTES)}, num_slots=4, overflow="block")
-    places = [np.ndarray(LARGE_BYTES, np.uint8, *window) for window in ring._windows]
+    buffers = [np.ndarray(LARGE_BYTES, np.uint8, *window) for window in ring._windows]
     array = np.zeros(LARGE_BYTES, np.uint8)
     ends = []
     for number in range(count + 5):
         array[0] = number % 256
-        places[number % len(places)][:] = array
+        buffers[number % len(buffers)][:] = array
         ends.append(time.monotonic_ns())
     return list(map(float, np.diff(ends)[4:]))
 
@@ -352,8 +348,8 @@ def main() -> None:
     rounds = options.rounds or (2 if options.quick else 11)
 
     def trip(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Callable[[], list[float]]:
-        made: Callable[[], HandOff] = lambda: Exchange(lambda: make(SMALL_BYTES))  # noqa: E731
-        return lambda: round_trips(made, blocks, trips, options.pin, SMALL_BYTES)
+        exchange: Callable[[], HandOff] = lambda: Exchange(lambda: make(SMALL_BYTES))  # noqa: E731
+        return lambda: round_trips(exchange, blocks, trips, options.pin, SMALL_BYTES)
 
     small = [
         Contender("memlane ring, put and get", "memlane", trip(memlane_copy)),
@@ -367,22 +363,24 @@ def main() -> None:
     ]
     race(small, rounds)
     table = report.add(Table("4 KB", small[0].name, small, "a round trip of 4 KB each way"))
-    peers = [one for one in small if one.kind == "peer" and one.rounds]
+    peers = [row for row in small if row.kind == "peer" and row.rounds]
     report.expect(
         Expectation(
             "a hand-over of 4 KB is at least 4 times faster than with the best peer",
-            ratio(min(peers, key=lambda one: one.median), table[small[0].name]) if peers else None,
+            ratio(min(peers, key=lambda row: row.median), table[small[0].name]) if peers else None,
             at_least=4,
         )
     )
 
     large = [
         Contender("memlane ring, read in place", "memlane", lambda: stream(memlane_in_place, larges)),
-        Contender("memlane ring, copied out", "memlane", lambda: stream(looking(memlane_copy), larges)),
-        Contender("mp.Pipe bytes", "peer", lambda: stream(looking(pipe_of_bytes), larges)),
-        Contender("mp.Queue", "peer", lambda: stream(looking(queue), larges)),
-        Contender("torch queue", "peer", lambda: stream(looking(torch_queue), larges), skip=missing("torch")),
-        Contender("faster-fifo", "peer", lambda: stream(looking(faster_fifo), larges), skip=missing("faster_fifo")),
+        Contender("memlane ring, copied out", "memlane", lambda: stream(reading_one_byte(memlane_copy), larges)),
+        Contender("mp.Pipe bytes", "peer", lambda: stream(reading_one_byte(pipe_of_bytes), larges)),
+        Contender("mp.Queue", "peer", lambda: stream(reading_one_byte(queue), larges)),
+        Contender("torch queue", "peer", lambda: stream(reading_one_byte(torch_queue), larges), skip=missing("torch")),
+        Contender(
+            "faster-fifo", "peer", lambda: stream(reading_one_byte(faster_fifo), larges), skip=missing("faster_fifo")
+        ),
         Contender("memcpy", "limit", lambda: memcpy(larges)),
     ]
     race(large, rounds)
@@ -406,7 +404,14 @@ def main() -> None:
         Contender("bare C, futex", "limit", lambda: bare("wake", wakes), skip=no_bare),
     ]
     race(alarms, rounds)
-    table = report.add(Table("waking an idle reader", "memlane ring", alarms, "the way from the writer to the reader"))
+    table = report.add(
+        Table(
+            "waking an idle reader",
+            "memlane ring",
+            alarms,
+            "a wake-up",
+        )
+    )
     report.expect(
         Expectation(
             "waking an idle reader takes at most 2 times as long as a futex in bare C",

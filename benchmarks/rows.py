@@ -1,14 +1,10 @@
 """How fast are batches of random rows copied out of a table in shared memory, and back into it?
 
-Two tables: packed transitions of 168 bytes, and images of 84 x 84 bytes. The indices are drawn before the clock starts
-and every call gets new ones, so that rows come from where they would come from in training: not from the first cache.
+Two tables: packed transitions of 168 bytes, and images of 84 x 84 bytes. The indices are drawn before the clock starts,
+and every call gets new ones, so that rows come from memory as in training, not from the first-level cache.
 """
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import time
 from collections.abc import Callable
@@ -16,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, parser, race, ratio
 from numpy.typing import NDArray
 
+from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, parser, race, ratio
 from memlane.core import Rows, Segment
 
 TRANSITION = np.dtype(
@@ -28,14 +24,14 @@ IMAGE = np.dtype("u1")
 IMAGE_SHAPE = (84, 84)
 FIELDS_BATCH = 4096
 BLOCKS = 3
-"""Timed in each round, one value each."""
+"""Timed blocks per round, one value each."""
 
 Indices = NDArray[np.int64]
 Move = Callable[[Indices], object]
 
 
-class Draws:
-    """Batches of random indices, handed out one after the other; a batch comes back when all others have been used."""
+class IndexBatches:
+    """Batches of random indices in turn; a batch is used again after all others."""
 
     def __init__(self, pool: Indices, batch: int) -> None:
         self._batches = list(pool[: len(pool) // batch * batch].reshape(-1, batch))
@@ -49,7 +45,7 @@ class Draws:
 
 @dataclass
 class Run:
-    """How much of everything: rounds, bytes that one timed block moves at least, and the indices to draw from."""
+    """Rounds, the least number of bytes that one timed block moves, and the indices to use."""
 
     rounds: int
     block_bytes: int
@@ -59,7 +55,7 @@ class Run:
         self,
         title: str,
         moves: dict[str, Move],
-        draws: Draws,
+        draws: IndexBatches,
         batch: int,
         batch_bytes: int,
         limits: dict[str, Callable[[], list[float]]] | None = None,
@@ -70,16 +66,16 @@ class Run:
             for name, move in moves.items()
         ]
         for name, measure in (limits or {}).items():
-            # The threads of bare C meet spinning: on one core they would wait for each other's time slices.
-            lonely = "needs two cores" if "2 threads" in name and machine()["cores"] < 2 else ""
-            contenders.append(Contender(name, "limit", measure, bare_skip() or lonely))
+            # The threads of bare C spin at their barrier: on one core they would wait for each other's time slices.
+            one_core = "needs two cores" if "2 threads" in name and machine()["cores"] < 2 else ""
+            contenders.append(Contender(name, "limit", measure, bare_skip() or one_core))
         race(contenders, self.rounds)
         return Table(title, "memlane", contenders, f"{batch} rows", batch_bytes)
 
 
-def timed(move: Move, draws: Draws, calls: int) -> Callable[[], list[float]]:
-    """A round: nanoseconds per call, one value for each block of so many calls, after one that is not counted: what
-    the contender before left in the caches is not to be paid by this one."""
+def timed(move: Move, draws: IndexBatches, calls: int) -> Callable[[], list[float]]:
+    """A round: nanoseconds per call, one value for each block of ``calls``, after a block that is not counted: it
+    refills the caches after the previous contender."""
 
     def measure() -> list[float]:
         values = []
@@ -101,7 +97,7 @@ def as_items(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def gather_table(title: str, table: NDArray[Any], batch: int, run: Run) -> Table:
-    """One row of the table is one field: what does copying a batch of them cost?"""
+    """Copy a batch of rows that have one field."""
     rows, items = Rows({"row": table}), as_items(table)
     row_bytes = items.dtype.itemsize
     out = np.empty((batch, *table.shape[1:]), table.dtype)
@@ -113,14 +109,14 @@ def gather_table(title: str, table: NDArray[Any], batch: int, run: Run) -> Table
         "np.take(out=, mode='raise')": lambda indices: items.take(indices, 0, out_items, "raise"),
         "table[indices]": lambda indices: items[indices],
     }
-    draws = Draws(run.pool, batch)
+    draws = IndexBatches(run.pool, batch)
     for name, move in moves.items():
         out_items.view("u1")[:] = 0
         indices = draws.take(1)[0]
         returned = move(indices)
-        found = np.asarray(returned) if name == "table[indices]" else out_items
-        _require(np.array_equal(found, items[indices]), f"{name} copied other rows than asked for")
-    repeats = 10 * (len(run.pool) // batch)  # bare C makes ten blocks of them: the same variety of rows as above
+        copied = np.asarray(returned) if name == "table[indices]" else out_items
+        _require(np.array_equal(copied, items[indices]), f"{name} copied other rows than requested")
+    repeats = 10 * (len(run.pool) // batch)  # bare C runs ten blocks of them: the same variety of rows as above
     limits: dict[str, Callable[[], list[float]]] = {
         "bare C gather": lambda: bare("gather", len(table), row_bytes, batch, repeats),
         "bare C gather, 2 threads": lambda: bare("gather", len(table), row_bytes, batch, repeats, 2),
@@ -130,7 +126,7 @@ def gather_table(title: str, table: NDArray[Any], batch: int, run: Run) -> Table
 
 
 def fields_table(columns: dict[str, NDArray[Any]], run: Run) -> Table:
-    """Each field is an array of its own: all in one call, or numpy once per field."""
+    """Copy five fields from separate arrays: in one call, or with numpy once per field."""
     rows = Rows(columns)
     out = {name: np.empty((FIELDS_BATCH, *column.shape[1:]), column.dtype) for name, column in columns.items()}
     pinned = Rows(out)
@@ -146,34 +142,34 @@ def fields_table(columns: dict[str, NDArray[Any]], run: Run) -> Table:
         "np.take(out=, mode='clip') per field": take,
         "field[indices] per field": lambda indices: [column[indices] for column, _ in pairs],
     }
-    return _race_fields("five fields in arrays of their own", moves, columns, out, run)
+    return _race_fields("five fields in separate arrays", moves, columns, out, run)
 
 
 def unpacking_table(table: NDArray[Any], run: Run) -> Table:
-    """The fields of packed rows, each into an array of its own: what a learner asks of a replay buffer."""
+    """Copy the fields of packed rows, each into its own array, as a learner needs them from a replay buffer."""
     columns = {name: table[name] for name in table.dtype.names or ()}
     rows = Rows(columns)
     out = {name: np.empty((FIELDS_BATCH, *column.shape[1:]), column.dtype) for name, column in columns.items()}
     pinned = Rows(out)
     items = as_items(table)
-    whole = np.empty(FIELDS_BATCH, table.dtype)
-    whole_items = as_items(whole)
+    packed = np.empty(FIELDS_BATCH, table.dtype)
+    packed_items = as_items(packed)
 
-    def one_by_one(indices: Indices) -> None:
+    def field_by_field(indices: Indices) -> None:
         for name, column in columns.items():
             out[name][:] = column[indices]
 
-    def whole_first(indices: Indices) -> None:
-        items.take(indices, 0, whole_items, "clip")
+    def rows_first(indices: Indices) -> None:
+        items.take(indices, 0, packed_items, "clip")
         for name, column in out.items():
-            column[:] = whole[name]
+            column[:] = packed[name]
 
     moves: dict[str, Move] = {
         "memlane": lambda indices: rows.gather(indices, pinned),
         "memlane, 2 threads": lambda indices: rows.gather(indices, pinned, threads=2),
-        # np.take is not here: it would first copy the whole field, because its rows do not touch each other.
-        "table[field][indices] per field": one_by_one,
-        "np.take of whole rows, then per field": whole_first,
+        # np.take is missing: it would first copy the whole field, because its rows are not contiguous.
+        "table[field][indices] per field": field_by_field,
+        "np.take of whole rows, then per field": rows_first,
     }
     return _race_fields("five fields out of packed rows", moves, columns, out, run)
 
@@ -185,22 +181,22 @@ def _race_fields(
     out: dict[str, NDArray[Any]],
     run: Run,
 ) -> Table:
-    draws = Draws(run.pool, FIELDS_BATCH)
+    draws = IndexBatches(run.pool, FIELDS_BATCH)
     for name, move in moves.items():
         for copy in out.values():
             copy[:] = 0
         indices = draws.take(1)[0]
         returned = move(indices)
-        found = returned if isinstance(returned, list) else list(out.values())
-        for (field, column), copy in zip(columns.items(), found, strict=True):
+        copies = returned if isinstance(returned, list) else list(out.values())
+        for (field, column), copy in zip(columns.items(), copies, strict=True):
             same = as_items(np.ascontiguousarray(column[indices])).tobytes() == copy.tobytes()
-            _require(same, f"{name} copied other rows of {field!r} than asked for")
+            _require(same, f"{name} copied other rows of {field!r} than requested")
     batch_bytes = sum(copy.nbytes for copy in out.values())
     return run.race(f"{title}, batch {FIELDS_BATCH}", moves, draws, FIELDS_BATCH, batch_bytes)
 
 
 def scatter_table(table: NDArray[Any], run: Run) -> Table:
-    """The other way: a batch of rows into random places."""
+    """Copy a batch of rows into random places of the table."""
     rows, items = Rows({"row": table}), as_items(table)
     values = np.empty(FIELDS_BATCH, table.dtype)
     _fill(values, seed=3)
@@ -215,18 +211,18 @@ def scatter_table(table: NDArray[Any], run: Run) -> Table:
         "table[indices] = values": assign,
         "np.put(mode='clip')": lambda indices: items.put(indices, values_items, "clip"),
     }
-    apart = np.random.default_rng(4).permutation(len(table))[:FIELDS_BATCH]
+    places = np.random.default_rng(4).permutation(len(table))[:FIELDS_BATCH]
     for name, move in moves.items():
-        items[apart] = np.zeros(1, items.dtype)
-        move(apart)
-        _require(np.array_equal(items[apart], values_items), f"{name} wrote other rows than asked for")
+        items[places] = np.zeros(1, items.dtype)
+        move(places)
+        _require(np.array_equal(items[places], values_items), f"{name} wrote other rows than requested")
     title = f"packed rows into the table, batch {FIELDS_BATCH}"
-    return run.race(title, moves, Draws(run.pool, FIELDS_BATCH), FIELDS_BATCH, values.nbytes)
+    return run.race(title, moves, IndexBatches(run.pool, FIELDS_BATCH), FIELDS_BATCH, values.nbytes)
 
 
-def _require(fact: bool, otherwise: str) -> None:
-    if not fact:
-        raise AssertionError(otherwise)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
 def _fill(array: NDArray[Any], seed: int) -> None:
@@ -260,7 +256,7 @@ def main() -> None:
         report.add(unpacking_table(segment["packed"], run))
         report.add(scatter_table(segment["packed"], run))
     for batch, table in zip(batches, packed, strict=True):
-        best = min((one for one in table.contenders if one.name.startswith("np.take")), key=lambda one: one.median)
+        best = min((row for row in table.contenders if row.name.startswith("np.take")), key=lambda row: row.median)
         report.expect(
             Expectation(
                 f"gathering {batch} packed rows on one thread is at least as fast as np.take(out=), within 5 %",
@@ -268,7 +264,7 @@ def main() -> None:
                 at_least=0.95,
             )
         )
-        if batch >= 4096:  # less is not worth a second thread, and memlane does not start one
+        if batch >= 4096:  # for smaller batches memlane starts no second thread
             report.expect(
                 Expectation(
                     f"gathering {batch} packed rows on two threads is more than 1.5 times as fast as np.take(out=)",

@@ -1,14 +1,10 @@
 """How long does a hand-off between two Python processes take, and how long does it take to wake a sleeper?
 
 The first table is a round trip: 64 bytes there, 64 bytes back, bytes object in and bytes object out on both sides. The
-second is one-way: from just before the call that wakes to just after the return of the call that slept.
+second is one-way: from just before the waking call to just after the return of the sleeping call.
 """
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library, which has a module called signal too
 
 import ctypes
 import functools
@@ -19,9 +15,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, race, ratio
-from two_processes import CONTEXT, Alarm, Echoes, HandOff, RoundTrips, pair_parser, round_trips, until, wake_ups
-
+from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, machine, race, ratio
+from benchmarks.two_processes import (
+    CONTEXT,
+    Alarm,
+    Echoes,
+    HandOff,
+    RoundTrips,
+    pair_parser,
+    round_trips,
+    until,
+    wake_ups,
+)
 from memlane.core import SIGNAL, Peer, Segment, Signal
 
 PAYLOAD_BYTES = 64
@@ -144,17 +149,17 @@ def pipe_of_objects() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
 
 
 def queue() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
-    made: mp.Queue[bytes] = CONTEXT.Queue()
-    return made.put, made.get
+    channel: mp.Queue[bytes] = CONTEXT.Queue()
+    return channel.put, channel.get
 
 
 def simple_queue() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
-    made: mp.SimpleQueue[bytes] = CONTEXT.SimpleQueue()
-    return made.put, made.get
+    channel: mp.SimpleQueue[bytes] = CONTEXT.SimpleQueue()
+    return channel.put, channel.get
 
 
 class DuplexPipeHandOff(ChannelHandOff):
-    """``Pipe()`` as it comes: one socket pair for both ways, slower than two one-way pipes."""
+    """``Pipe()`` by default: one socket pair for both ways, slower than two one-way pipes."""
 
     def __init__(self) -> None:
         near, far = CONTEXT.Pipe()
@@ -230,7 +235,7 @@ class IceoryxPayload(ctypes.Structure):
 
 
 class IceoryxPorts:
-    """One process's ends of the two services. Must be kept: the node's end takes everything else with it."""
+    """One process's ends of the two services. Must be kept: when the node ends, so does everything else."""
 
     def __init__(self, service: str, out: str, into: str, *, events: bool) -> None:
         import iceoryx2 as iox2
@@ -238,19 +243,19 @@ class IceoryxPorts:
         iox2.set_log_level(iox2.LogLevel.Error)
         self.node = iox2.NodeBuilder.new().create(iox2.ServiceType.Ipc)
         builders = {way: self.node.service_builder(iox2.ServiceName.new(f"{service}/{way}")) for way in (out, into)}
-        samples = {way: one.publish_subscribe(IceoryxPayload).open_or_create() for way, one in builders.items()}
+        samples = {way: builder.publish_subscribe(IceoryxPayload).open_or_create() for way, builder in builders.items()}
         self.publisher = samples[out].publisher_builder().create()
         self.subscriber = samples[into].subscriber_builder().create()
         until(lambda: samples[out].dynamic_config.number_of_subscribers > 0)
         until(lambda: samples[into].dynamic_config.number_of_publishers > 0)
         if events:
-            bells = {way: one.event().open_or_create() for way, one in builders.items()}
+            bells = {way: builder.event().open_or_create() for way, builder in builders.items()}
             self.notifier = bells[out].notifier_builder().create()
             self.listener = bells[into].listener_builder().create()
             until(lambda: bells[out].dynamic_config.number_of_listeners > 0)
 
     def sender(self) -> Callable[[bytes], None]:
-        """The cheapest way that the package has: no ctypes object is made, no type is checked again."""
+        """The fastest way of the package: no ctypes object is created, no type is checked again."""
         loan, move = self.publisher.loan_uninit, ctypes.memmove
 
         def send(payload: bytes) -> None:
@@ -314,10 +319,10 @@ class IceoryxAlarm:
 
     def sleeper(self) -> Callable[[int], object]:
         ports = IceoryxPorts(self.service, "back", "there", events=True)
-        ports.listener.try_wait()  # a notifier announces itself when it is made
+        ports.listener.try_wait()  # a new notifier announces itself
 
         def sleep(_: int) -> None:
-            # A listener may come back with nothing: it also wakes for notifications that it has reported before.
+            # A listener may return nothing: it also wakes for notifications that it has reported before.
             while not ports.listener.blocking_wait():
                 pass
 
@@ -338,10 +343,10 @@ def main() -> None:
     no_iceoryx = "" if importlib.util.find_spec("iceoryx2") else "iceoryx2 is not installed"
     trips, blocks, wakes = (200, 2, 20) if options.quick else (2000, 5, 100)
     rounds = options.rounds or (2 if options.quick else 15)
-    # Where the other cannot run until its time slice ends, a poller needs milliseconds for every turn.
+    # On one core the other process cannot run until the time slice ends, so polling takes milliseconds per turn.
     one_core = cores[0] == cores[1] if cores else machine()["cores"] < 2
     no_polling = "polling makes no sense on one core" if one_core else ""
-    # It can be kept on one core as a whole, but not with one process here and the other there.
+    # The program can be pinned as a whole, but not its two processes to different cores.
     no_bare = bare_skip() or ("bare C cannot be pinned to two cores" if cores and not one_core else "")
 
     def trip(make: Callable[[], HandOff]) -> Callable[[], list[float]]:
@@ -368,18 +373,18 @@ def main() -> None:
         Contender("bare C, futex", "limit", limit("pingpong_futex", trips * blocks), skip=no_bare),
     ]
     if cores:
-        # A process that may use one core only does not spin unless it is told to.
+        # A process that may use only one core does not spin by default.
         hand_offs.append(
-            Contender("memlane, told to spin 50 us", "memlane", trip(lambda: MemlaneHandOff(spin_limit_ns=50_000)))
+            Contender("memlane, spins for 50 us", "memlane", trip(lambda: MemlaneHandOff(spin_limit_ns=50_000)))
         )
     race(hand_offs, rounds)
     table = Table("hand-off", "memlane", hand_offs, f"a round trip of {PAYLOAD_BYTES} bytes each way")
     report.add(table)
-    pipes = [one for one in hand_offs if one.name.startswith("mp.Pipe")]
+    pipes = [row for row in hand_offs if row.name.startswith("mp.Pipe")]
     report.expect(
         Expectation(
             "a round trip is at least 5 times faster than the best mp.Pipe",
-            ratio(min(pipes, key=lambda one: one.median), table["memlane"]),
+            ratio(min(pipes, key=lambda row: row.median), table["memlane"]),
             at_least=5,
         )
     )
@@ -396,7 +401,9 @@ def main() -> None:
         Contender("bare C, futex", "limit", limit("wake", wakes), skip=no_bare),
     ]
     race(alarms, rounds)
-    table = Table("waking an idle sleeper", "memlane", alarms, "the way from the waker's call to the sleeper's return")
+    table = Table(
+        "waking an idle sleeper", "memlane", alarms, "a wake-up, from the waker's call to the sleeper's return"
+    )
     report.add(table)
     report.expect(
         Expectation(

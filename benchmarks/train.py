@@ -8,18 +8,15 @@ The time of the whole process has a table of its own.
 from __future__ import annotations
 
 import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
-
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-import trainers
-from entrants import CORES, Entrant, add_rate_table, add_until_tables, missing, run_turns
-from harness import Expectation, Report, best, parser, ratio, threads_text
-from trainers import Clock
-from turns import answer_turn
+from benchmarks import trainers
+from benchmarks.entrants import CORES, Entrant, add_rate_table, add_until_tables, missing, run_turns
+from benchmarks.harness import Expectation, Report, best, parser, ratio, threads_text
+from benchmarks.trainers import Clock
+from benchmarks.turns import answer_turn
 
 CART_POLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 SECONDS = 90.0

@@ -1,6 +1,6 @@
-"""Turns in new processes: nobody inherits another's threads, caches or imports.
+"""Turns in new processes, so that no contender inherits the threads, caches or imports of another.
 
-A script that runs itself with ``--turn`` answers with ``answer_turn``; its parent asks with ``turn_in_new_process``.
+The parent calls ``turn_in_new_process``, which runs the benchmark again with ``--turn``; that calls ``answer_turn``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 BYTECODE = tempfile.TemporaryDirectory()
 TURN_SECONDS = 180
-"""When a turn has not finished by then, it never will."""
+"""Time limit of a turn."""
 
 
 @dataclass
@@ -31,10 +32,13 @@ class Effort:
 
 
 def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SECONDS) -> None:
-    """Run it to its end, in a session of its own, so that all its workers can be ended with it."""
-    # Several threads in each of many workers only get in each other's way. Modules are compiled once, as they are for
-    # users: nobody sees a start-up that compiles twice.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": BYTECODE.name}
+    """Run a command to its end in a new session, so that all its workers can be ended with it."""
+    # Several threads in each of many workers compete for cores. Modules are compiled once, as they are for users, so
+    # that no measured start-up compiles them.
+    search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": BYTECODE.name, "PYTHONPATH": search_path
+    }  # fmt: skip
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with open(Path(folder, "output"), "w+") as output:
         process = subprocess.Popen(
@@ -55,26 +59,27 @@ def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SE
 
 
 def turn_in_new_process(script: str, request: dict[str, Any], seconds: float = TURN_SECONDS) -> list[float]:
-    """What ``script`` answers to ``--turn request``: nanoseconds, one value for each block."""
-    with tempfile.TemporaryDirectory() as folder:  # also because pufferlib leaves a link where it is imported
-        in_new_process([sys.executable, str(Path(script).resolve()), "--turn", json.dumps(request)], folder, seconds)
+    """Run the benchmark ``script`` with ``--turn request``; return nanoseconds, one value per block."""
+    module = f"benchmarks.{Path(script).stem}"
+    with tempfile.TemporaryDirectory() as folder:  # pufferlib leaves a link in the directory where it is imported
+        in_new_process([sys.executable, "-m", module, "--turn", json.dumps(request)], folder, seconds)
         values: list[float] = json.loads(Path(folder, "values.json").read_text())
     return values
 
 
 def answer_turn(take_turn: Callable[[dict[str, Any]], list[float]]) -> None:
-    """In the new process."""
+    """Take the requested turn and write its values. Called in the new process."""
     Path("values.json").write_text(json.dumps(take_turn(json.loads(sys.argv[2]))))
 
 
 def measured(advance: Callable[[], int], close: Callable[[], object], seconds: Sequence[float]) -> list[float]:
-    """Nanoseconds per step for each block but the first, which is to warm up. ``advance`` makes one call and returns
-    how many steps that were."""
+    """Nanoseconds per step for each block but the first, which is the warm-up. ``advance`` makes one call and returns
+    the number of steps in it."""
     values = []
-    for one in seconds:
+    for block_seconds in seconds:
         steps = 0
         begin = end = time.monotonic_ns()
-        deadline = begin + int(one * 1e9)
+        deadline = begin + int(block_seconds * 1e9)
         while end < deadline:
             steps += advance()
             end = time.monotonic_ns()

@@ -1,56 +1,53 @@
-"""What the benchmarks of hand-offs share: two new processes, round trips between them, and waking a sleeper."""
+"""What benchmarks of two processes share: starting them, round trips between them, and waking a sleeper."""
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import argparse
 import ctypes
 import multiprocessing as mp
 import os
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from harness import parser
+from benchmarks.harness import parser
 
 REST_NS = 200_000
-"""How long a sleeper is left alone before it is woken: longer than any spin, and as long as bare C leaves its own."""
+"""Time that a sleeper sleeps before it is woken: longer than any spin, and as long as in bare C."""
 PAIR_SECONDS = 100
-"""When two processes have not finished by then, they never will."""
+"""Time limit of two processes."""
 
-# A child that is forked has everything at hand. How processes start makes no difference to any contender afterwards.
+# A forked child has everything loaded. The start method makes no difference to any contender afterwards.
 CONTEXT = mp.get_context("fork")
 
 RoundTrips = Callable[[int, bytes], bytes]
-"""Makes so many round trips with a payload; returns the last answer."""
+"""Makes a number of round trips with a payload; returns the last answer."""
 Echoes = Callable[[int], None]
 
 
 class HandOff(Protocol):
-    """Made in the parent, before the two processes start. Each method is called in its own process."""
+    """Created in the parent before the two processes start. Each method is called in its own process."""
 
     def ping(self, other_pid: int) -> RoundTrips: ...
     def pong(self, other_pid: int) -> Echoes: ...
 
 
 class Alarm(Protocol):
-    """Made in the parent. The functions get the number of the wake-up, from 1."""
+    """Created in the parent. The functions get the number of the wake-up, from 1."""
 
     def sleeper(self) -> Callable[[int], object]: ...
     def waker(self) -> Callable[[int], object]: ...
 
 
 Side = Callable[[int, Callable[[], object]], Any]
-"""Runs in a process of its own; gets the other's pid, and a function that returns when both sides have called it."""
+"""Runs in its own process; gets the other's pid, and a function that returns when both sides have called it."""
 
 
 def in_two_processes(first: Side, second: Side, cores: tuple[int, int] | None) -> Any:
-    """Run the two sides in two new processes and return what the first one returns. New ones each time, because where
-    the kernel happens to place two processes decides much, and lasts."""
+    """Run the two sides in two new processes and return the result of the first. They are new each time, because the
+    kernel's placement of two processes matters much and does not change."""
     pids = CONTEXT.RawArray(ctypes.c_int, 2)
     barrier = CONTEXT.Barrier(2, timeout=30)
     ends: list[Connection] = []
@@ -74,10 +71,10 @@ def in_two_processes(first: Side, second: Side, cores: tuple[int, int] | None) -
             for end in ready:
                 index = ends.index(end)  # type: ignore[arg-type]
                 try:
-                    fine, result = ends[index].recv()
+                    succeeded, result = ends[index].recv()
                 except EOFError:
-                    raise RuntimeError(f"process {index + 1} died without a word") from None
-                if not fine:
+                    raise RuntimeError(f"process {index + 1} ended without a result") from None
+                if not succeeded:
                     raise RuntimeError(result)
                 results[index] = result
         return results[0]
@@ -104,7 +101,7 @@ def _run_side(index: int, side: Side, core: int | None, pids: Any, barrier: Any,
 def round_trips(
     make: Callable[[], HandOff], blocks: int, trips: int, cores: tuple[int, int] | None, payload_bytes: int
 ) -> list[float]:
-    """Nanoseconds for one round trip, one value for each block of ``trips`` after a block to warm up."""
+    """Nanoseconds per round trip, one value for each block of ``trips`` after a warm-up block."""
     contender = make()
 
     def ping(other_pid: int, meet: Callable[[], object]) -> list[float]:
@@ -117,7 +114,7 @@ def round_trips(
             reply = loop(trips, payload)
             values.append((time.monotonic_ns() - begin) / trips)
             if reply != payload:
-                raise AssertionError("the answer is not what was asked")
+                raise AssertionError("the answer differs from the question")
         return values[1:]
 
     def pong(other_pid: int, meet: Callable[[], object]) -> None:
@@ -145,7 +142,7 @@ def wake_ups(make: Callable[[], Alarm], count: int, cores: tuple[int, int] | Non
         for index in range(count + warm_up):
             while not ((index == 0 or woken[index - 1]) and _is_asleep(sleeper_pid)):
                 time.sleep(0)
-            # Awake, as bare C does it: a waker that slept itself would be measured with a cold core of its own.
+            # Busy, as in bare C: a waker that slept would be measured with a cold core.
             rested = now() + REST_NS
             while now() < rested:
                 pass
@@ -176,20 +173,20 @@ def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("the other side did not come")
+            raise TimeoutError("the other side did not connect within 10 s")
         time.sleep(0.001)
 
 
 def pair_parser(description: str) -> argparse.ArgumentParser:
-    made = parser(description.splitlines()[0])
-    made.add_argument("--pin", nargs="?", const="", metavar="CORE,CORE", type=_two_cores,
-                      help="keep the two processes on two cores (default: the first two that we may use)")  # fmt: skip
-    return made
+    arguments = parser(description.splitlines()[0])
+    arguments.add_argument("--pin", nargs="?", const="", metavar="CORE,CORE", type=_two_cores,
+                           help="pin the two processes to two cores (no value: the first two available)")  # fmt: skip
+    return arguments
 
 
-def _two_cores(given: str) -> tuple[int, int]:
-    if given:
-        first, second = map(int, given.split(","))
+def _two_cores(text: str) -> tuple[int, int]:
+    if text:
+        first, second = map(int, text.split(","))
         return first, second
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[0], allowed[min(1, len(allowed) - 1)]

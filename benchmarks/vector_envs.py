@@ -1,19 +1,16 @@
-"""How many environment steps per second does a vector environment make, and how far is that from plain loops?
+"""How many environment steps per second does a vector environment make, compared with plain loops?
 
-Each turn of a contender is a new process: it builds the vector environment, resets it, warms up, and measures a few
-blocks. The actions are drawn before the clock starts. What is counted is a step or a reset of one environment: most
-libraries reset in the place of a step, and for those that do it within a step the resets are added.
+Each turn of a contender is a new process: it creates the vector environment, resets it, warms up, and measures a few
+blocks. The actions are drawn before the clock starts. Steps and resets of each environment are counted: most libraries
+reset instead of a step, and for those that reset within a step the resets are added.
 """
 
 from __future__ import annotations
 
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
-
 import compileall
 import importlib.util
 import os
+import sys
 import tempfile
 import time
 from collections import OrderedDict
@@ -24,13 +21,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Contender, Expectation, Kind, Report, Table, best, parser, race, ratio
-from turns import Effort, answer_turn, in_new_process, measured, turn_in_new_process
-from vector_workloads import MAKE, SLEEPS, Mixed, Sleeps, draw_actions, env_fns, make, missing_for, plain_loops
+
+from benchmarks.harness import Contender, Expectation, Kind, Report, Table, best, parser, race, ratio
+from benchmarks.turns import Effort, answer_turn, in_new_process, measured, turn_in_new_process
+from benchmarks.vector_workloads import (
+    MAKE,
+    SLEEPS,
+    Mixed,
+    Sleeps,
+    draw_actions,
+    env_fns,
+    make,
+    missing_for,
+    plain_loops,
+)
 
 CORES = len(os.sched_getaffinity(0))
 SLEEPERS = 64
-"""So many environments sleep at the same time, each in a worker of its own where a library allows it."""
+"""Environments of the sleeping workloads, each in its own worker where a library allows it."""
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 HALF_CHEETAH_INFOS = ["x_position", "x_velocity", "reward_forward", "reward_ctrl"]
 LIBRARIES = {
@@ -42,7 +50,7 @@ LIBRARIES = {
     "torchrl": ["torchrl"],
     "envpool": ["envpool"],
 }
-"""The modules that each needs."""
+"""The modules that each library needs."""
 
 
 # ------------------------------------------------------------------------------- in the process of a turn: contenders
@@ -63,14 +71,14 @@ class Work:
 
 @dataclass
 class Driver:
-    """A vector environment that was reset. ``advance`` makes one call and returns how many steps and resets it made."""
+    """A vector environment after its reset. ``advance`` makes one call and returns its number of steps and resets."""
 
     advance: Callable[[], int]
     close: Callable[[], object]
 
 
 def memlane(work: Work, workers: int, infos: Sequence[str] = (), **settings: Any) -> Driver:
-    """``infos`` are declared, so that they need not be pickled."""
+    """Step all environments. ``infos`` are declared, so that they are not pickled."""
     from memlane.vector import AsyncVectorEnv
 
     info_spec = dict.fromkeys(infos, ("float64", ()))
@@ -80,7 +88,7 @@ def memlane(work: Work, workers: int, infos: Sequence[str] = (), **settings: Any
 
 
 def memlane_first_ready(work: Work, workers: int, min_envs: int) -> Driver:
-    """Whoever is ready gets its next action; nobody waits for the slowest."""
+    """Send the next actions to the environments that are ready, without waiting for the slowest."""
     from memlane.vector import AsyncVectorEnv
 
     env = AsyncVectorEnv(work.env_fns, num_workers=workers)
@@ -113,7 +121,7 @@ def gymnasium_async(work: Work) -> Driver:
 
 
 def _stepping(env: Any, work: Work) -> Driver:
-    """gymnasium's way: a reset takes the place of a step."""
+    """Step in gymnasium's way: an environment resets instead of a step."""
     actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
 
     def advance() -> int:
@@ -141,14 +149,14 @@ def stable_baselines3(work: Work, *, processes: bool) -> Driver:
 def tianshou(work: Work) -> Driver:
     from tianshou.env import ShmemVectorEnv
 
-    # It insists on the type that gymnasium's Dict kept its spaces in before version 1.
+    # It requires the type that gymnasium's Dict used for its spaces before version 1.
     Mixed.observation_space.spaces = OrderedDict(Mixed.observation_space.spaces)
     env = ShmemVectorEnv(work.env_fns)
     env.reset()
     actions, step, num_envs = cycle(work.actions()), env.step, work.num_envs
 
     def advance() -> int:
-        # It does not reset by itself.
+        # It does not reset automatically.
         _, _, terminated, truncated, _ = step(next(actions))
         (done,) = np.nonzero(terminated | truncated)
         if len(done):
@@ -176,7 +184,7 @@ def tianshou_first_ready(work: Work, wait_num: int) -> Driver:
 
 
 def pufferlib(work: Work, backend: str, batches: int = 1, **settings: Any) -> Driver:
-    """``batches`` greater than 1: while the caller has the results of some workers, the others step."""
+    """Step all environments. With ``batches`` above 1, some workers step while the caller has the results of others."""
     import pufferlib.vector
     from pufferlib.emulation import GymnasiumPufferEnv
 
@@ -185,13 +193,13 @@ def pufferlib(work: Work, backend: str, batches: int = 1, **settings: Any) -> Dr
 
     batch = work.num_envs // batches
     if backend == "Multiprocessing":
-        # It refuses more workers than cores, unless told that we know.
+        # Without overwork=True it refuses more workers than cores.
         settings |= {"batch_size": batch, "overwork": True}
     env = pufferlib.vector.make(creator, backend=getattr(pufferlib.vector, backend), num_envs=work.num_envs, **settings)
     env.async_reset(0)
     env.recv()
     dtype = env.single_action_space.dtype if env.single_action_space.shape else np.int32
-    actions = cycle([one.astype(dtype) for one in work.actions(batch)])
+    actions = cycle([action.astype(dtype) for action in work.actions(batch)])
     send, receive = env.send, env.recv
 
     def advance() -> int:
@@ -220,7 +228,7 @@ def torchrl(work: Work, workers: int) -> Driver:
     makers = [wrapped(worker) if one_each else serial(worker) for worker in range(workers)]
     env = ParallelEnv(workers, makers, mp_start_method="fork")
     shape = (workers,) if one_each else (workers, share)
-    actions = cycle([torch.from_numpy(one.reshape(*shape, *one.shape[1:])) for one in work.actions()])
+    actions = cycle([torch.from_numpy(action.reshape(*shape, *action.shape[1:])) for action in work.actions()])
     now = env.reset()
 
     def advance() -> int:
@@ -238,7 +246,7 @@ def envpool(work: Work, threads: int) -> Driver:
     env = envpool.make_gymnasium(work.workload, num_envs=work.num_envs, num_threads=threads)
     env.reset()
     dtype = env.action_space.dtype
-    actions, step = cycle([one.astype(dtype) for one in work.actions()]), env.step
+    actions, step = cycle([action.astype(dtype) for action in work.actions()]), env.step
 
     def advance() -> int:
         step(next(actions))
@@ -248,19 +256,19 @@ def envpool(work: Work, threads: int) -> Driver:
 
 
 def slowest_sleep(work: Work) -> Driver:
-    """What nobody can undercut who waits for all: the longest of their sleeps, in one process, and nothing else."""
+    """The limit of waiting for all environments: the longest of their sleeps, in one process."""
     sleepers = [Sleeps(SLEEPS[work.workload], seed) for seed in range(work.num_envs)]
 
     def advance() -> int:
-        time.sleep(max(one.draw() for one in sleepers))
+        time.sleep(max(sleeper.draw() for sleeper in sleepers))
         return work.num_envs
 
     return Driver(advance, lambda: None)
 
 
 BUILDERS: dict[str, Callable[..., Driver]] = {
-    one.__name__: one
-    for one in (memlane, memlane_first_ready, gymnasium_sync, gymnasium_async, stable_baselines3, tianshou,
+    function.__name__: function
+    for function in (memlane, memlane_first_ready, gymnasium_sync, gymnasium_async, stable_baselines3, tianshou,
                 tianshou_first_ready, pufferlib, torchrl, envpool, slowest_sleep)
 }  # fmt: skip
 
@@ -280,7 +288,7 @@ def take_turn(request: dict[str, Any]) -> list[float]:
 
 @dataclass
 class Entry:
-    """A contender before it is told what to step."""
+    """A contender without a workload."""
 
     name: str
     builder: str
@@ -300,31 +308,31 @@ def contenders(entries: Sequence[Entry], work: Work, effort: Effort) -> list[Con
         return lambda: turn(entry, work, effort)
 
     no_workload = missing_for(work.workload)
-    return [Contender(one.name, one.kind, measure(one), skip=no_workload or one.skip) for one in entries]
+    return [Contender(entry.name, entry.kind, measure(entry), skip=no_workload or entry.skip) for entry in entries]
 
 
 def missing(library: str) -> str:
-    """Why a library cannot be measured; empty when it can."""
+    """Why a library cannot be measured; empty if it can."""
     for module in LIBRARIES[library]:
         try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:  # the package that it is part of
-            found = None
-        if not found:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # its parent package is missing
+            spec = None
+        if not spec:
             return f"{module} is not installed"
     return ""
 
 
 def entries_for(work: Work, options: Any) -> list[Entry]:
-    """Everybody at the best settings that we know for this many environments and cores."""
+    """All libraries at the best settings that we know for this number of environments and cores."""
     sleeps = work.workload in SLEEPS
-    # One worker for each core and the same number of environments for each; when they sleep, one for each of them.
-    cores = max(one for one in range(1, CORES + 1) if work.num_envs % one == 0)
+    # One worker per core with the same number of environments each; one worker per environment if they sleep.
+    cores = max(count for count in range(1, CORES + 1) if work.num_envs % count == 0)
     workers = work.num_envs if sleeps else cores
     few = max(1, work.num_envs // 8)
     parallel = {"backend": "Multiprocessing"}
     halves = "" if cores % 2 == 0 else "needs an even number of workers"
-    made = [
+    entries = [
         Entry(f"memlane, {_workers(workers)}", "memlane", {"workers": workers}, "memlane", "memlane"),
         Entry(f"memlane, {_workers(workers)}, copy=False", "memlane", {"workers": workers, "copy": False}, "memlane",
               "memlane"),
@@ -341,19 +349,19 @@ def entries_for(work: Work, options: Any) -> list[Entry]:
               parallel | {"num_workers": cores, "batches": 2, "zero_copy": False}, library="pufferlib", skip=halves),
     ]  # fmt: skip
     if work.workload == "HalfCheetah-v5":
-        made.append(Entry(f"memlane, {_workers(workers)}, infos declared", "memlane",
+        entries.append(Entry(f"memlane, {_workers(workers)}, infos declared", "memlane",
                           {"workers": workers, "infos": HALF_CHEETAH_INFOS}, "memlane", "memlane"))  # fmt: skip
     if cores > 1:
-        # A core for the caller can be better, where steps are short or, with pufferlib, because it spins as workers do.
-        one_less = max(one for one in range(1, cores) if work.num_envs % one == 0)
-        made += [
+        # A core for the caller can be better where steps are short; with pufferlib also because its caller spins.
+        one_less = max(count for count in range(1, cores) if work.num_envs % count == 0)
+        entries += [
             Entry(f"pufferlib, {_workers(one_less)}", "pufferlib", parallel | {"num_workers": one_less},
                   library="pufferlib"),
             Entry(f"memlane, {_workers(one_less)}, copy=False", "memlane", {"workers": one_less, "copy": False},
                   "memlane", "memlane"),
         ]  # fmt: skip
     if sleeps:
-        made += [
+        entries += [
             Entry(f"memlane, {_workers(workers)}, recv({few})", "memlane_first_ready",
                   {"workers": workers, "min_envs": few}, "memlane", "memlane"),
             Entry(f"tianshou Shmem, wait_num={few}", "tianshou_first_ready", {"wait_num": few}, library="tianshou"),
@@ -362,22 +370,22 @@ def entries_for(work: Work, options: Any) -> list[Entry]:
             Entry("the slowest sleep alone", "slowest_sleep", {}, "limit"),
         ]  # fmt: skip
     kind_of_worker = "" if workers == work.num_envs else f" of Serial({work.num_envs // workers})"
-    made.append(Entry(f"torchrl Parallel({workers}){kind_of_worker}", "torchrl", {"workers": workers},
+    entries.append(Entry(f"torchrl Parallel({workers}){kind_of_worker}", "torchrl", {"workers": workers},
                       library="torchrl"))  # fmt: skip
     if work.workload in ("CartPole-v1", "HalfCheetah-v5"):
-        made.append(Entry(f"envpool, its own C++ environments, {cores} threads", "envpool", {"threads": cores}, "other",
-                          "envpool"))  # fmt: skip
-    made.append(Entry(_loops(workers), "plain_loops", {"processes": workers}, "limit"))
-    return _chosen(made, options)
+        entries.append(Entry(f"envpool, its own C++ environments, {cores} threads", "envpool", {"threads": cores},
+                             "other", "envpool"))  # fmt: skip
+    entries.append(Entry(_loops(workers), "plain_loops", {"processes": workers}, "limit"))
+    return _requested(entries, options)
 
 
-def _chosen(entries: list[Entry], options: Any) -> list[Entry]:
-    """Without the libraries that were not asked for; those that are missing say so."""
-    kept = [one for one in entries if not one.library or one.library in ("memlane", *options.peers)]
-    names = [one.name for one in kept]
-    kept = [one for index, one in enumerate(kept) if one.name not in names[:index]]
-    for one in kept:
-        one.skip = (missing(one.library) if one.library else "") or one.skip
+def _requested(entries: list[Entry], options: Any) -> list[Entry]:
+    """Only the requested libraries; those that are missing are marked."""
+    kept = [entry for entry in entries if not entry.library or entry.library in ("memlane", *options.peers)]
+    names = [entry.name for entry in kept]
+    kept = [entry for index, entry in enumerate(kept) if entry.name not in names[:index]]
+    for entry in kept:
+        entry.skip = (missing(entry.library) if entry.library else "") or entry.skip
     return kept
 
 
@@ -393,17 +401,17 @@ def _loops(count: int) -> str:
 
 
 def reference(contenders: Sequence[Contender]) -> str:
-    """memlane, or whoever else was measured when it is missing."""
-    return next((one.name for one in contenders if one.rounds), contenders[0].name)
+    """The first contender that was measured: memlane, unless it is missing."""
+    return next((row.name for row in contenders if row.rounds), contenders[0].name)
 
 
 def expect_steps(report: Report, work: Work, table: Table) -> None:
-    """What is expected at a workload and a number of environments. ``memlane`` alone means its defaults, with copies;
-    against those who do not copy, it may choose."""
+    """Add the expectations for a workload and a number of environments. Where a text does not say otherwise, memlane
+    has its defaults, with copies; against contenders without copies its best row counts."""
     where = f"{work.workload} with {work.num_envs} environments"
     rows = table.contenders
     default = rows[0]
-    stepping = [one for one in rows if "recv(" not in one.name and "wait_num" not in one.name]
+    stepping = [row for row in rows if "recv(" not in row.name and "wait_num" not in row.name]
     limit = best(rows, kind="limit")
     if work.workload in ("CartPole-v1", "HalfCheetah-v5"):
         for num_envs, share in ((64, 0.65), (256, 0.75)):
@@ -424,7 +432,7 @@ def expect_steps(report: Report, work: Work, table: Table) -> None:
         slowest = best(rows, "the slowest sleep")
         report.expect(
             Expectation(f"{where}: with send and recv at least 3 times as fast as the best peer with step",
-                        ratio(peer, best([one for one in rows if "recv(" in one.name])), at_least=3),
+                        ratio(peer, best([row for row in rows if "recv(" in row.name])), at_least=3),
             Expectation(f"{where}: with step at least 3 times as fast as the best peer with step", ratio(peer, ours),
                         at_least=3),
             Expectation(f"{where}: step adds at most a third of what the best peer adds to the slowest sleep",
@@ -432,35 +440,37 @@ def expect_steps(report: Report, work: Work, table: Table) -> None:
         )  # fmt: skip
 
 
-def _added(ours: Contender | None, peer: Contender | None, both: Contender | None) -> float | None:
-    """Our time in parts of a peer's, without what both have to wait for."""
-    if not (ours and peer and both):
+def _added(ours: Contender | None, peer: Contender | None, limit: Contender | None) -> float | None:
+    """Our time as a share of a peer's, without the limit that both have to wait for."""
+    if not (ours and peer and limit):
         return None
-    return (ours.median - both.median) / (peer.median - both.median)
+    return (ours.median - limit.median) / (peer.median - limit.median)
 
 
 def _limit_name(limit: Contender | None) -> str:
     return limit.name if limit else "plain loops"
 
 
-def many_workers(report: Report, options: Any, effort: Effort, rounds: int, num_envs: int) -> None:
-    """More workers than cores must not hurt much: people start with one worker for each environment."""
+def add_workers_table(report: Report, options: Any, effort: Effort, rounds: int, num_envs: int) -> None:
+    """More workers than cores must not cost much: a common default is one worker per environment."""
     work = Work("CartPole-v1", num_envs)
-    counts = [one for one in WORKERS if one <= num_envs]
+    counts = [count for count in WORKERS if count <= num_envs]
     parallel = {"backend": "Multiprocessing"}
-    entries = [Entry(f"memlane, {_workers(one)}", "memlane", {"workers": one}, "memlane", "memlane") for one in counts]
+    entries = [
+        Entry(f"memlane, {_workers(count)}", "memlane", {"workers": count}, "memlane", "memlane") for count in counts
+    ]
     entries += [
-        Entry(f"pufferlib, {_workers(one)}", "pufferlib", parallel | {"num_workers": one}, library="pufferlib")
-        for one in counts
-        if one <= 4 * CORES
+        Entry(f"pufferlib, {_workers(count)}", "pufferlib", parallel | {"num_workers": count}, library="pufferlib")
+        for count in counts
+        if count <= 4 * CORES
     ]
     entries.append(Entry("gymnasium Async, copy=False", "gymnasium_async", {}, library="gymnasium"))
-    made = contenders(_chosen(entries, options), work, effort)
-    race(made, rounds)
-    table = Table(f"{num_envs} CartPole-v1 in more and more workers", reference(made), made, "one step", rate="steps/s")
+    rows = contenders(_requested(entries, options), work, effort)
+    race(rows, rounds)
+    table = Table(f"{num_envs} CartPole-v1 by number of workers", reference(rows), rows, "one step", rate="steps/s")
     report.add(table)
-    ours = [one for one in made if one.kind == "memlane" and one.rounds]
-    worst = max(ours, key=lambda one: one.median, default=None)
+    ours = [row for row in rows if row.kind == "memlane" and row.rounds]
+    worst = max(ours, key=lambda row: row.median, default=None)
     report.expect(
         Expectation(
             f"{num_envs} CartPole-v1: no number of workers takes more than 3 times as long as the best number",
@@ -469,7 +479,7 @@ def many_workers(report: Report, options: Any, effort: Effort, rounds: int, num_
         ),
         Expectation(
             f"{num_envs} CartPole-v1: every number of workers is faster than gymnasium Async",
-            ratio(best(made, "gymnasium Async"), worst),
+            ratio(best(rows, "gymnasium Async"), worst),
             at_least=1,
         ),
     )
@@ -490,29 +500,29 @@ with open("ready", "w") as file:
 """
 
 
-def start_up(code: str, *, whole: bool) -> list[float]:
-    """Until all environments are reset: from before a new Python starts, or from after its imports. Closing does not
-    count."""
+def start_up(code: str, *, with_imports: bool) -> list[float]:
+    """Nanoseconds until all environments are reset, from the start of a new Python or from after its imports. Closing
+    does not count."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic_ns()
         in_new_process([sys.executable, "-c", code], folder)
         imported, ready = map(int, Path(folder, "ready").read_text().split())
-        return [float(ready - (begin if whole else imported))]
+        return [float(ready - (begin if with_imports else imported))]
 
 
-def starting(report: Report, options: Any, rounds: int, num_envs: int) -> None:
-    # As pip leaves every package that it installs; ours may run from its sources.
+def add_start_tables(report: Report, options: Any, rounds: int, num_envs: int) -> None:
+    # As pip does for every package that it installs; memlane may run from its sources.
     if spec := importlib.util.find_spec("memlane"):
         for folder in spec.submodule_search_locations or []:
             compileall.compile_dir(folder, quiet=1)
     fns = f'[partial(gymnasium.make, "CartPole-v1")] * {num_envs}'
     workers = min(CORES, num_envs)
-    no_memlane, no_gymnasium = missing("memlane"), "" if "gymnasium" in options.peers else "not asked for"
+    no_memlane, no_gymnasium = missing("memlane"), "" if "gymnasium" in options.peers else "not requested"
     import_ours = "from memlane.vector import AsyncVectorEnv"
 
-    def table(title: str, operation: str, whole: bool) -> Sequence[Contender]:
+    def add_table(title: str, operation: str, with_imports: bool) -> Sequence[Contender]:
         def starter(make: str, imports: str = "") -> Callable[[], list[float]]:
-            return lambda: start_up(START.format(imports=imports, make=make), whole=whole)
+            return lambda: start_up(START.format(imports=imports, make=make), with_imports=with_imports)
 
         def ours(name: str, arguments: str) -> Contender:
             return Contender(
@@ -524,30 +534,30 @@ def starting(report: Report, options: Any, rounds: int, num_envs: int) -> None:
                 f"gymnasium {name}", kind, starter(f"gymnasium.vector.{name}VectorEnv({fns})"), no_gymnasium
             )
 
-        made = [
+        rows = [
             ours(_workers(workers), f"num_workers={workers}"),
             ours(f"{_workers(workers)}, forked", f"num_workers={workers}, context='fork'"),
             ours(_workers(num_envs), f"num_workers={num_envs}"),
             theirs("Async", "peer"),
             theirs("Sync", "limit"),
         ]
-        race(made, rounds)
-        report.add(Table(title, reference(made), made, operation))
-        return made
+        race(rows, rounds)
+        report.add(Table(title, reference(rows), rows, operation))
+        return rows
 
-    table(f"starting {num_envs} CartPole-v1", "a new Python, until the first reset", whole=True)
-    made = table(f"making {num_envs} CartPole-v1", "from after the imports until the first reset", whole=False)
+    add_table(f"starting {num_envs} CartPole-v1", "a new Python process until the first reset", with_imports=True)
+    rows = add_table(f"making {num_envs} CartPole-v1", "the imports' end until the first reset", with_imports=False)
     report.expect(
         Expectation(
-            f"{num_envs} CartPole-v1 are made in less than a third of the time of gymnasium Async",
-            ratio(made[0], made[3]),
+            f"{num_envs} CartPole-v1 are created in less than a third of the time of gymnasium Async",
+            ratio(rows[0], rows[3]),
             at_most=1 / 3,
         )
     )
     report.expect(
         Expectation(
-            "the same with the start method that Gymnasium uses, fork (by default we start a fork server)",
-            ratio(made[1], made[3]),
+            "the same with Gymnasium's start method, fork (memlane's default is a fork server)",
+            ratio(rows[1], rows[3]),
             at_most=1 / 3,
         )
     )
@@ -557,34 +567,34 @@ def starting(report: Report, options: Any, rounds: int, num_envs: int) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__.splitlines()[0])
-    made.add_argument("--workload", nargs="*", choices=list(MAKE), default=list(MAKE), help="what is stepped")
-    made.add_argument("--num-envs", nargs="*", type=int, help="how many environments (default: 8 64 256)")
-    made.add_argument("--peers", nargs="*", choices=list(LIBRARIES), default=list(LIBRARIES),
-                      help="the libraries beside memlane that take part (default: all)")  # fmt: skip
-    made.add_argument("--tables", nargs="*", choices=["steps", "workers", "start"],
-                      default=["steps", "workers", "start"], help="what is measured (default: all)")  # fmt: skip
-    options = made.parse_args()
+    arguments = parser(__doc__.splitlines()[0])
+    arguments.add_argument("--workload", nargs="*", choices=list(MAKE), default=list(MAKE), help="environments to step")
+    arguments.add_argument("--num-envs", nargs="*", type=int, help="number of environments (default: 8 64 256)")
+    arguments.add_argument("--peers", nargs="*", choices=list(LIBRARIES), default=list(LIBRARIES),
+                           help="libraries to compare with memlane (default: all)")  # fmt: skip
+    arguments.add_argument("--tables", nargs="*", choices=["steps", "workers", "start"],
+                           default=["steps", "workers", "start"], help="tables to measure (default: all)")  # fmt: skip
+    options = arguments.parse_args()
     effort = Effort(2, 0.02, 0.02) if options.quick else Effort(3, 0.4, 0.4)
     rounds = options.rounds or (2 if options.quick else 5)
     sizes = options.num_envs or ([4] if options.quick else [8, 64, 256])
-    many = max(sizes) if options.quick else 64
-    packages = ["gymnasium", "torch", "mujoco", *(one for one in LIBRARIES if one not in ("memlane", "gymnasium"))]
+    default_envs = max(sizes) if options.quick else 64
+    packages = ["gymnasium", "torch", "mujoco", *(name for name in LIBRARIES if name not in ("memlane", "gymnasium"))]
     report = Report("vector_envs", options, peers=packages)
 
     if "steps" in options.tables:
         for workload in options.workload:
-            for num_envs in [min(SLEEPERS, many)] if workload in SLEEPS else sizes:
+            for num_envs in [min(SLEEPERS, default_envs)] if workload in SLEEPS else sizes:
                 work = Work(workload, num_envs)
                 rows = contenders(entries_for(work, options), work, effort)
                 race(rows, rounds)
                 title = f"{workload}, {num_envs} environments"
-                table = report.add(Table(title, reference(rows), rows, "one step of one of them", rate="steps/s"))
+                table = report.add(Table(title, reference(rows), rows, "one environment step", rate="steps/s"))
                 expect_steps(report, work, table)
     if "workers" in options.tables:
-        many_workers(report, options, effort, rounds, many)
+        add_workers_table(report, options, effort, rounds, default_envs)
     if "start" in options.tables:
-        starting(report, options, rounds, many)
+        add_start_tables(report, options, rounds, default_envs)
     report.finish()
 
 

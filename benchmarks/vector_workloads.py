@@ -1,11 +1,6 @@
-"""The environments that ``vector_envs.py`` steps, and the limit: the same environments in plain loops."""
+"""The environments of ``vector_envs.py``, and the limit: the same environments in plain loops."""
 
 from __future__ import annotations
-
-import sys
-
-if sys.path[0] == __file__.rpartition("/")[0]:
-    sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import importlib.util
 import multiprocessing as mp
@@ -22,14 +17,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 SLEEPS = {"sleeps": 0.001, "short-sleeps": 0.0001}
-"""Workloads that sleep, and for how many seconds a step on average."""
+"""Workloads that sleep, and their mean seconds per step."""
 ANSWER_SECONDS = 60
 
 Env = gymnasium.Env[Any, Any]
 
 
 class Noop(Env):
-    """Nothing but a constant observation: what is left is the cost of the vector environment itself."""
+    """A constant observation: what is measured is the vector environment itself."""
 
     observation_space: Any = spaces.Box(-1, 1, (4,), np.float32)
     action_space: Any = spaces.Discrete(2)
@@ -45,7 +40,7 @@ class Noop(Env):
 
 
 class Pixels(Noop):
-    """A new frame, as large as Atari's stack of four, in each step."""
+    """A new frame in each step, as large as Atari's stack of four."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     count = 0
@@ -64,7 +59,7 @@ class Pixels(Noop):
 
 
 class Mixed(Noop):
-    """A dict of arrays of several types and of discrete values, new ones in each step."""
+    """A dict of new arrays of several types and of discrete values in each step."""
 
     observation_space = spaces.Dict(
         {
@@ -80,27 +75,27 @@ class Mixed(Noop):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         del seed, options
-        return self._look(), {}
+        return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         del action
-        return self._look(), 1.0, False, False, {}
+        return self._observation(), 1.0, False, False, {}
 
-    def _look(self) -> dict[str, Any]:
+    def _observation(self) -> dict[str, Any]:
         self.count = (self.count + 1) % 256
         return {
             "position": np.zeros(3),
             "velocity": np.zeros(3, np.float32),
             "lidar": np.zeros(64, np.float32),
             "camera": np.full((16, 16), self.count, np.uint8),
-            # Arrays, because tianshou drops numpy's scalars without a word.
+            # Arrays, because tianshou drops numpy scalars silently.
             "goal": np.array(self.count % 8),
             "holding": np.array(self.count % 2),
         }
 
 
 class Sleeps(Noop):
-    """A step sleeps for a random time, exponentially distributed: a simulator on another machine, or on a GPU."""
+    """Sleeps in each step for an exponentially distributed time, like a simulator on another machine or a GPU."""
 
     def __init__(self, mean: float, seed: int) -> None:
         self._mean = mean
@@ -130,12 +125,12 @@ def make(workload: str, index: int = 0) -> Env:
 
 
 def env_fns(workload: str, num_envs: int) -> list[Callable[[], Env]]:
-    """One function for each environment; they can be pickled, as some start methods need."""
+    """One function per environment. They can be pickled, which some start methods need."""
     return [partial(make, workload, index) for index in range(num_envs)]
 
 
 def missing_for(workload: str) -> str:
-    """Why a workload cannot run here; empty when it can."""
+    """Why a workload cannot run here; empty if it can."""
     needed = "mujoco" if workload == "HalfCheetah-v5" else "gymnasium"
     return "" if importlib.util.find_spec(needed) else f"{needed} is not installed"
 
@@ -157,15 +152,15 @@ def draw_actions(workload: str, num_envs: int, count: int = 64) -> list[NDArray[
 
 
 def plain_loops(workload: str, num_envs: int, processes: int, seconds: list[float]) -> list[float]:
-    """The limit: ``processes`` processes, each with its share of the environments and a plain loop over them, nothing
-    handed to anybody. Nanoseconds per step (of all processes together), for each stretch of ``seconds``."""
+    """The limit: ``processes`` processes, each with a plain loop over its share of the environments, which sends no
+    results. Returns nanoseconds per step of all processes together, for each block of ``seconds``."""
     context = mp.get_context("fork")
     ends: list[Connection] = []
     workers = []
     for index in range(processes):
         near, far = context.Pipe()
-        mine = range(index * num_envs // processes, (index + 1) * num_envs // processes)
-        worker = context.Process(target=_loop, args=(workload, mine, far), daemon=True)
+        share = range(index * num_envs // processes, (index + 1) * num_envs // processes)
+        worker = context.Process(target=_loop, args=(workload, share, far), daemon=True)
         worker.start()
         far.close()
         ends.append(near)
@@ -173,10 +168,10 @@ def plain_loops(workload: str, num_envs: int, processes: int, seconds: list[floa
     for end in ends:
         _answer(end)
     values = []
-    for one in seconds:
+    for block_seconds in seconds:
         begin = time.monotonic_ns()
         for end in ends:
-            end.send(begin + int(one * 1e9))
+            end.send(begin + int(block_seconds * 1e9))
         answers = [_answer(end) for end in ends]
         values.append((max(at for _, at in answers) - begin) / sum(steps for steps, _ in answers))
     for end in ends:
@@ -192,22 +187,22 @@ def _answer(end: Connection) -> Any:
     return end.recv()
 
 
-def _loop(workload: str, mine: range, end: Connection) -> None:
-    envs = [make(workload, index) for index in mine]
-    for index, env in zip(mine, envs, strict=True):
+def _loop(workload: str, share: range, end: Connection) -> None:
+    envs = [make(workload, index) for index in share]
+    for index, env in zip(share, envs, strict=True):
         env.reset(seed=index)
-    # As the environments get them from a vector environment: numpy's scalars, or rows of an array.
+    # As environments get them from a vector environment: numpy scalars, or rows of an array.
     batches = [list(batch) for batch in draw_actions(workload, len(envs))]
     done = [False] * len(envs)
     now, number = time.monotonic_ns, 0
     end.send(None)
     while (deadline := end.recv()) is not None:
         steps = 0
-        while not steps or now() < deadline:  # on a busy machine the order can arrive after its deadline
+        while not steps or now() < deadline:  # on a busy machine the request can arrive after its deadline
             actions = batches[number % len(batches)]
             for index, env in enumerate(envs):
                 if done[index]:
-                    # In the place of a step, as gymnasium's vector environments do it.
+                    # Instead of a step, as in gymnasium's vector environments.
                     env.reset()
                     done[index] = False
                 else:

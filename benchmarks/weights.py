@@ -1,15 +1,11 @@
-"""How long does it take to publish a policy's weights and to read them, and what does a stopped reader cost the writer?
+"""How long does it take to publish a policy's weights and to read them, and does a stopped reader delay the writer?
 
-Each operation is one publication and one read into the tensors of a state dict, in one process, so that nothing but the
-copying and the synchronisation is measured. The peer is what people write by hand: one flat tensor in shared memory, a
+An operation is one publication and one read into the tensors of a state dict, in one process, so that only the copying
+and the synchronisation are measured. The peer is the usual hand-written code: one flat tensor in shared memory, a
 version, and a lock around both.
 """
 
 from __future__ import annotations
-
-import sys
-
-sys.path.append(sys.path.pop(0))  # behind the standard library: this folder has a signal.py
 
 import multiprocessing as mp
 import os
@@ -19,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from harness import Contender, Expectation, Report, Table, parser, race, ratio
 
+from benchmarks.harness import Contender, Expectation, Report, Table, parser, race, ratio
 from memlane.ipc.weight_sync import SharedWeightSync
 
 CONTEXT = mp.get_context("fork")
@@ -43,7 +39,7 @@ def parameters(state: dict[str, torch.Tensor]) -> int:
 
 
 class LockedTensor:
-    """One flat shared tensor, a version and a lock. The fastest of the ways to fill it that we tried."""
+    """One flat shared tensor, a version and a lock, filled in the fastest of the ways that we tried."""
 
     def __init__(self, state: dict[str, torch.Tensor]) -> None:
         self.flat = torch.zeros(parameters(state)).share_memory_()
@@ -97,16 +93,16 @@ def there_and_back(make: Callable[[dict[str, torch.Tensor]], Any], hidden: int, 
             sync.read_weights_into(out)
         values.append((time.perf_counter_ns() - begin) / count)
     if not all(torch.equal(state[name], out[name]) for name in state):
-        raise AssertionError("what was read is not what was written")
+        raise AssertionError("the weights that were read differ from those that were written")
     return values[1:]
 
 
 def beside_a_writer(make: Callable[[dict[str, torch.Tensor]], Any], hidden: int, count: int) -> list[float]:
-    """The time of one read in a collector while the learner publishes as fast as it can in another process."""
+    """The time of one read in a collector while the learner publishes as fast as possible in another process."""
     state, out = policy(hidden), policy(hidden)
     sync = make(state)
     sync.write_weights(state)
-    writer = CONTEXT.Process(target=_write_for_ever, args=(sync, hidden), daemon=True)
+    writer = CONTEXT.Process(target=_write_forever, args=(sync, hidden), daemon=True)
     writer.start()
     values = []
     try:
@@ -122,7 +118,7 @@ def beside_a_writer(make: Callable[[dict[str, torch.Tensor]], Any], hidden: int,
     return values[1:]
 
 
-def _write_for_ever(sync: Any, hidden: int) -> None:
+def _write_forever(sync: Any, hidden: int) -> None:
     torch.set_num_threads(1)
     state = policy(hidden)
     while True:
@@ -134,11 +130,11 @@ def _wait_for_writer(sync: Any) -> None:
     deadline = time.monotonic() + 10
     while (sync.version if isinstance(sync.version, int) else sync.version.value) < version + 3:
         if time.monotonic() > deadline:
-            raise TimeoutError("the writer did not begin")
+            raise TimeoutError("the writer did not start within 10 s")
 
 
 def reads(hidden: int, count: int) -> list[float]:
-    """The time of reads of new versions alone."""
+    """The time of reads, each of a new version."""
     state, out = policy(hidden), policy(hidden)
     values = []
     with SharedWeightSync.from_state_dict(state) as sync:
@@ -151,7 +147,7 @@ def reads(hidden: int, count: int) -> list[float]:
 
 
 def copies(hidden: int, count: int) -> list[float]:
-    """The limit: one copy of as many bytes, from a place that was written just before."""
+    """The limit: one copy of as many bytes, from memory that was written just before."""
     size = parameters(policy(hidden))
     source, target, fresh = torch.ones(size), torch.zeros(size), torch.ones(size)
     values = []
@@ -164,12 +160,12 @@ def copies(hidden: int, count: int) -> list[float]:
 
 
 def publishing(hidden: int, count: int, *, stopped_reader: bool) -> list[float]:
-    """The time of publications while a reader reads as fast as it can, or was stopped in the middle of it."""
+    """The time of publications while a reader reads as fast as possible, or is stopped in the middle of it."""
     state = policy(hidden)
     values = []
     with SharedWeightSync.from_state_dict(state) as sync:
         sync.write_weights(state)
-        reader = CONTEXT.Process(target=_read_for_ever, args=(sync, hidden), daemon=True)
+        reader = CONTEXT.Process(target=_read_forever, args=(sync, hidden), daemon=True)
         reader.start()
         time.sleep(0.05)
         assert reader.pid is not None
@@ -184,7 +180,7 @@ def publishing(hidden: int, count: int, *, stopped_reader: bool) -> list[float]:
     return values
 
 
-def _read_for_ever(sync: SharedWeightSync, hidden: int) -> None:
+def _read_forever(sync: SharedWeightSync, hidden: int) -> None:
     out = policy(hidden)
     while True:
         sync.read_weights_into(out)
@@ -220,14 +216,14 @@ def main() -> None:
     report.expect(
         Expectation(
             f"{size} parameters are read at least 8 times faster than from a locked shared tensor, beside a writer",
-            ratio(min(contended[1:], key=lambda one: one.median), contended[0]),
+            ratio(min(contended[1:], key=lambda row: row.median), contended[0]),
             at_least=8,
         )
     )
-    many = 20 if options.quick else 200
+    repeats = 20 if options.quick else 200
     large = [
-        Contender("memlane read", "memlane", lambda: reads(990, many)),
-        Contender("memcpy", "limit", lambda: copies(990, many)),
+        Contender("memlane read", "memlane", lambda: reads(990, repeats)),
+        Contender("memcpy", "limit", lambda: copies(990, repeats)),
     ]
     race(large, rounds)
     nbytes = 4 * parameters(policy(990))
@@ -236,8 +232,8 @@ def main() -> None:
         Expectation("1 M parameters are read on a par with memcpy (1.15)", ratio(large[0], large[1]), at_most=1.15)
     )
     stopped = [
-        Contender("reader stopped", "memlane", lambda: publishing(990, many, stopped_reader=True)),
-        Contender("reader reading", "memlane", lambda: publishing(990, many, stopped_reader=False)),
+        Contender("reader stopped", "memlane", lambda: publishing(990, repeats, stopped_reader=True)),
+        Contender("reader reading", "memlane", lambda: publishing(990, repeats, stopped_reader=False)),
     ]
     race(stopped, rounds)
     report.add(Table("publishing beside a reader", "reader stopped", stopped, "a publication of 1 M parameters"))

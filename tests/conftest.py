@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves no name in /dev/shm, no process, and no descriptor of ours behind."""
+"""Checks for every test: it leaves no name in /dev/shm, no process and no descriptor of memlane behind."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kills import Template
+
 ROOT = Path(__file__).parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-"""New interpreters that tests start import `tests.support` as the tests do."""
+"""Lets the interpreters that tests start import `tests.support`."""
 
-# A shell that starts tests in the background lets them ignore Ctrl-C, and so would the programs that tests interrupt.
+# A shell that starts the tests in the background makes them ignore SIGINT, which the programs they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Every test checks which names it left behind, so workers that run side by side must not see each other's.
+    # Every test checks which names it left behind, so parallel workers must not see the names of each other.
     os.environ["MEMLANE_SHM_DIR"] = tempfile.mkdtemp(dir="/dev/shm", prefix="tests-")
     atexit.register(shutil.rmtree, os.environ["MEMLANE_SHM_DIR"])
 
@@ -35,7 +37,7 @@ def names_in_shm() -> set[str]:
 
 
 def memfds_here() -> int:
-    """How many anonymous segments this process holds open."""
+    """Count the anonymous segments that this process holds open."""
     count = 0
     for entry in os.scandir("/proc/self/fd"):
         try:
@@ -56,16 +58,34 @@ def _nothing_left_behind() -> Iterator[None]:
     assert not left, f"processes left running: {left}"
     deadline = time.monotonic() + 1
     while (new := names_in_shm() - names) and time.monotonic() < deadline:
-        time.sleep(0.01)  # other programs use /dev/shm too; ours are gone by now
+        time.sleep(0.01)  # other programs use /dev/shm too
     assert not [name for name in new if "memlane" in name], f"names left in /dev/shm: {sorted(new)}"
     assert memfds_here() <= memfds, "anonymous segments left open"
 
 
 @pytest.fixture
 def shm_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of its own for named segments."""
-    # The fork server keeps the environment that it was started in, and gives it to all its children.
+    """A directory for the named segments of one test."""
+    # The fork server keeps the environment that it was started in and passes it to all its children.
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
     monkeypatch.setenv("MEMLANE_SHM_DIR", str(tmp_path))
     yield tmp_path
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def kill_folder() -> Iterator[Path]:
+    """A directory for the named segments of kill tests, in the file system of real runs: its memory counts as Shmem."""
+    path = Path(tempfile.mkdtemp(prefix="test-kills-", dir="/dev/shm"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMLANE_SHM_DIR", str(path))
+        yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def template(kill_folder: Path) -> Iterator[Template]:
+    """The process that forks the victims and survivors of kill tests."""
+    process = Template(kill_folder)
+    yield process
+    process.close()

@@ -21,12 +21,13 @@ from memlane.native import built_in_names
 from memlane.native.lowlevel import open_library
 from memlane.native.new import new
 from memlane.train.algorithms import ALGORITHMS
+from tests.support.processes import within
 
 COMMAND = Path(sys.executable).with_name("memlane")
 
 
 def memlane(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=60)
+    return subprocess.run([COMMAND, *arguments], cwd=cwd, capture_output=True, text=True, timeout=within(100))
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +208,7 @@ def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: P
     said = [json.loads(command.stdout.readline()) for _ in range(6)]  # start, two collectors, three updates
     collectors = [one["pid"] for one in said if one["kind"] == "collector_joined"]
     os.killpg(command.pid, signal.SIGINT)
-    out, err = command.communicate(timeout=30)
+    out, err = command.communicate(timeout=within(100))
     assert (command.returncode, err) == (130, "")
     result = objects(out)[-1]
     assert (result["kind"], result["reason"], result["evaluation"]) == ("result", "Ctrl-C", {})
@@ -243,7 +244,7 @@ def test_ctrl_c_while_programs_start_is_quiet(tmp_path: Path) -> None:
         time.sleep(0.01)
     time.sleep(0.5)  # into the imports of both
     os.killpg(command.pid, signal.SIGINT)
-    out, err = command.communicate(timeout=30)
+    out, err = command.communicate(timeout=within(100))
     assert (command.returncode, err) == (130, b"")
     assert out.count(b"\n") <= 1  # a quick machine has got as far as the title
 
@@ -424,7 +425,7 @@ def test_ctrl_c_is_quiet_and_leaves_nothing(source: Path, tmp_path: Path) -> Non
     while not (tmp_path / "started").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     os.killpg(command.pid, signal.SIGINT)
-    out, err = command.communicate(timeout=30)
+    out, err = command.communicate(timeout=within(100))
     assert (command.returncode, out, err) == (130, b"", b"")
     assert sorted(file.name for file in source.parent.iterdir()) == [
         "README.md",

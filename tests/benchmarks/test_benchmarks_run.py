@@ -1,4 +1,4 @@
-"""Each benchmark runs, measures everybody who is installed, and writes it all down. What it measures is not judged."""
+"""Each benchmark runs, measures every library that is installed, and records it. The numbers are not checked."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmarks import entrants
+
+from tests.support.processes import within
 
 ROOT = Path(__file__).parents[2]
-# On one core, whoever polls is left out: it would wait for time slices.
+# On one core, contenders that poll are left out: they would wait for time slices.
 POLLERS_RUN = len(os.sched_getaffinity(0)) > 1
 MISSING = [
     name
-    for name, there in {
+    for name, available in {
         "bare C": POLLERS_RUN and os.access(ROOT / "build" / "native" / "bare", os.X_OK),
         "iceoryx2": POLLERS_RUN and importlib.util.find_spec("iceoryx2") is not None,
         "faster-fifo": importlib.util.find_spec("faster_fifo") is not None,
     }.items()
-    if not there
+    if not available
 ]
 HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
-# Each turn imports what it measures: with all of them it would take minutes.
+# Each turn imports what it measures: with all libraries it would take minutes.
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
-# One of them in CI, to see that the harness works; the others take seconds to minutes.
+# One benchmark in CI, to test the harness; the others take seconds to minutes.
 SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs")
 
 
 @pytest.fixture(scope="module", params=["signal", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, dict[str, Any]]:
-    """A quick run: which benchmark, what it printed, and the JSON that it wrote."""
+    """A quick run: the name of the benchmark, its output, and its JSON."""
     path = tmp_path_factory.mktemp(request.param) / "values.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{request.param}.py"), "--quick", "--json", str(path)]
-    command += ARGUMENTS.get(request.param, [])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    return request.param, done.stdout, json.loads(path.read_text())
+    arguments = ["--quick", "--json", str(path), *ARGUMENTS.get(request.param, [])]
+    output = run_benchmark(request.param, *arguments, seconds=110)
+    return request.param, output, json.loads(path.read_text())
 
 
-WANTED = {
+def run_benchmark(name: str, *arguments: str, seconds: float) -> str:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=within(seconds), check=False, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+EXPECTED = {
     "signal": {
         "hand-off": ["memlane", "mp.Pipe", "mp.Queue", "mp.SimpleQueue", "mp.Semaphore", "iceoryx2", "bare C"],
         "waking an idle sleeper": ["memlane", "mp.Pipe", "mp.Semaphore", "iceoryx2", "bare C"],
@@ -65,7 +73,7 @@ WANTED = {
         "packed rows of 168 bytes, batch 4096": ["memlane", "np.take", "table[indices]", "bare C"],
         "images of 84 x 84 bytes, batch 256": ["memlane", "np.take", "table[indices]", "bare C"],
         "images of 84 x 84 bytes, batch 4096": ["memlane", "np.take", "table[indices]", "bare C"],
-        "five fields in arrays of their own, batch 4096": ["memlane", "np.take", "field[indices]"],
+        "five fields in separate arrays, batch 4096": ["memlane", "np.take", "field[indices]"],
         "five fields out of packed rows, batch 4096": ["memlane", "np.take", "table[field]"],
         "packed rows into the table, batch 4096": ["memlane", "np.put", "table[indices]"],
     },
@@ -91,7 +99,7 @@ WANTED = {
         ),
         "sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
         "short-sleeps, 4 environments": ["memlane", "gymnasium Sync", "gymnasium Async", "plain loops"],
-        "4 CartPole-v1 in more and more workers": ["memlane", "gymnasium Async"],
+        "4 CartPole-v1 by number of workers": ["memlane", "gymnasium Async"],
         "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
         "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
     },
@@ -102,14 +110,14 @@ WANTED = {
 }
 
 
-def test_every_table_has_a_measured_row_for_everybody_who_is_installed(run: tuple[str, str, dict[str, Any]]) -> None:
+def test_every_table_has_a_measured_row_for_every_installed_library(run: tuple[str, str, dict[str, Any]]) -> None:
     name, _, record = run
     tables = {table["title"]: table["rows"] for table in record["tables"]}
-    assert list(tables) == list(WANTED[name])
-    for title, contenders in WANTED[name].items():
+    assert list(tables) == list(EXPECTED[name])
+    for title, contenders in EXPECTED[name].items():
         for contender in contenders:
             rows = [row for row in tables[title] if row["name"].startswith(contender)]
-            assert rows, f"nobody called {contender} in {title!r}"
+            assert rows, f"no row {contender} in {title!r}"
             for row in rows:
                 assert row["skipped"] == "" or contender in MISSING, f"{row['name']} in {title!r}: {row['skipped']}"
 
@@ -117,7 +125,7 @@ def test_every_table_has_a_measured_row_for_everybody_who_is_installed(run: tupl
 def test_every_measured_row_keeps_the_values_that_its_median_comes_from(run: tuple[str, str, dict[str, Any]]) -> None:
     for table in run[2]["tables"]:
         for row in table["rows"]:
-            values = sorted(value for one in row["rounds_ns"] for value in one)
+            values = sorted(value for block in row["rounds_ns"] for value in block)
             if row["skipped"]:
                 assert values == []
                 continue
@@ -150,7 +158,7 @@ def test_the_record_names_machine_and_versions(run: tuple[str, str, dict[str, An
     assert record["versions"]["numpy"]
 
 
-# Every turn imports torch: one each, and of train.py only what needs no MuJoCo.
+# Every turn imports torch: one turn each, and of train.py only what needs no MuJoCo.
 TRAININGS = {"train": ["--tasks", "cartpole"], "train_off_policy": []}
 
 
@@ -160,33 +168,30 @@ TRAININGS = {"train": ["--tasks", "cartpole"], "train_off_policy": []}
 def test_training_is_measured_in_time_and_in_environment_steps(name: str, tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
     path = tmp_path / "values.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick", *TRAININGS[name]]
-    done = subprocess.run([*command, "--json", str(path)], capture_output=True, text=True, timeout=290, check=False)
-    assert done.returncode == 0, done.stderr
+    run_benchmark(name, "--quick", *TRAININGS[name], "--json", str(path), seconds=290)
     record = json.loads(path.read_text())
-    assert not any(table["notes"] for table in record["tables"]), "the goals of a quick run are reached by anybody"
+    assert not any(table["notes"] for table in record["tables"]), "every run must reach the goals of a quick run"
     tasks = [record["tables"][begin : begin + 4] for begin in range(0, len(record["tables"]), 4)]
     for tables in tasks:
-        time, whole, steps, step = ({row["name"]: row for row in table["rows"]} for table in tables)
+        time, process, steps, step = ({row["name"]: row for row in table["rows"]} for table in tables)
         assert list(time) == ["memlane, native", "memlane, Python", "stable-baselines3, 1 thread"]
-        for who in time:
-            assert all(table[who]["skipped"] == "" for table in (time, whole, steps, step))
-            assert 0 < time[who]["median_ns"] < whole[who]["median_ns"]
-            assert 0 < step[who]["median_ns"] < 1e9
-            assert steps[who]["median_ns"] == int(steps[who]["median_ns"]) > 0
+        for name in time:
+            assert all(table[name]["skipped"] == "" for table in (time, process, steps, step))
+            assert 0 < time[name]["median_ns"] < process[name]["median_ns"]
+            assert 0 < step[name]["median_ns"] < 1e9
+            assert steps[name]["median_ns"] == int(steps[name]["median_ns"]) > 0
     assert len(record["expectations"]) == 4
     assert all(expectation["outcome"] in ("held", "missed") for expectation in record["expectations"])
 
 
-def test_a_run_that_never_solved_its_task_is_named_and_counts_ten_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "benchmarks")])  # at its end: it has a signal.py
-    entrants = importlib.import_module("entrants")
+def test_a_run_that_never_solved_its_task_is_named_and_counts_ten_times() -> None:
     turns = [[3e9, 500, 6e6, True], [4e9, 900, 5e6, False]]
-    one = entrants.Entrant("somebody", "peer", "trainer", {}, {}, answers=turns, processes=[5e9, 6e9])
+    entrant = entrants.Entrant("library", "peer", "trainer", {}, {}, answers=turns, processes=[5e9, 6e9])
     added: list[Any] = []
-    until, steps = entrants.add_until_tables(SimpleNamespace(add=added.append), "task", "somebody", [one])
-    assert until["somebody"].rounds == [[3e9], [4e10]]
-    assert steps["somebody"].rounds == [[500], [9000]]
+    report: Any = SimpleNamespace(add=added.append)
+    until, steps = entrants.add_until_tables(report, "task", "library", [entrant])
+    assert until["library"].rounds == [[3e9], [4e10]]
+    assert steps["library"].rounds == [[500], [9000]]
     for table in added:
-        assert "somebody: 1 of 2 runs never solved it; they count as 10 times what they used" in table.text()
+        assert "library: 1 of 2 runs never solved it; they count as 10 times what they used" in table.text()
         assert table.record()["notes"]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import within
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     "train_your_own_env",
@@ -23,7 +25,7 @@ NAMES = [
 def run(folder: Path, name: str, *arguments: str) -> str:
     """In a folder of its own, and with every warning an error in the script's process."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=within(100), check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -83,7 +85,7 @@ def test_without_stable_baselines3_the_example_says_how_to_install_it(tmp_path: 
     hide = "import importlib.util as u, runpy, sys; u.find_spec = lambda name: None; sys.argv = sys.argv[1:]; "
     hide += "runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [sys.executable, "-c", hide, str(EXAMPLES / "sb3_on_memlane.py")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=within(100), check=False)
     assert done.returncode == 1
     assert done.stderr == "stable_baselines3 is not installed: pip install 'memlane[sb3]'\n"
 

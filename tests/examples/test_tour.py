@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import within
+
 TOUR = Path(__file__).parents[2] / "examples" / "tour.py"
 
 
 def test_the_tour_shows_the_named_error_and_that_nothing_is_left() -> None:
-    run = subprocess.run([sys.executable, TOUR], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, TOUR], capture_output=True, text=True, timeout=within(100))
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
     assert "PeerDied: worker 0 (pid " in run.stdout

@@ -6,7 +6,6 @@ import ast
 import doctest
 import importlib
 import inspect
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -235,25 +234,6 @@ def test_importing_the_lanes_does_not_even_try_to_import_heavy_packages() -> Non
         """
     )
     assert output == "[] True\n"
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_lanes_import_only_the_core_below_them(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-        for name in names:
-            assert not name.startswith("memlane") or re.match(
-                r"memlane($|\.(core|lanes|runner|ipc|_native)(\.|$))", name
-            ), name
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_torch_is_imported_only_inside_functions_that_need_it(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert "torch" not in ast.unparse(node)
 
 
 # ------------------------------------------------------------------------------------------------------------ examples

@@ -1,16 +1,13 @@
-"""The duration of the race tests."""
+"""How long the races of the lanes run."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.support.kills import scales
 
-@pytest.fixture(
-    params=[
-        pytest.param(1, id="short"),
-        pytest.param(30, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
-    ]
-)
-def dose(request: pytest.FixtureRequest) -> int:
-    """Factor on the duration of a race test; `make soak` runs the long ones."""
+
+@pytest.fixture(params=scales(soak=30))
+def scale(request: pytest.FixtureRequest) -> int:
+    """How many times the work of `make test` a race does: more in `make soak`."""
     return int(request.param)

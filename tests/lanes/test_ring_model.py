@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memlane.core import WaitTimeout
 from memlane.lanes.ring import Overflow, ReadSlot, Ring, WriteSlot
-from tests.support import lane_victims as lane_victims
+from tests.support import lane_lives
+from tests.support.kills import Template
 
 NO_TIME = 1e-6  # seconds; enough to look twice, not to wait
 SPARE = 2  # slots beyond num_slots that a ring that drops has
@@ -30,13 +31,13 @@ SEVERAL = st.lists(ROLES, min_size=1, max_size=5)
 WHICH = st.integers(0, MOST_HELD - 1)
 VERSIONS = st.integers(0, 2**62)
 
-TEMPLATE: lane_victims.Template
+TEMPLATE: Template
 
 
 @pytest.fixture(scope="module", autouse=True)
 def template() -> Iterator[None]:
     global TEMPLATE
-    TEMPLATE = lane_victims.Template()
+    TEMPLATE = Template()
     yield
     TEMPLATE.close()
 
@@ -227,7 +228,7 @@ class RingMachine(RuleBasedStateMachine):
     @rule()
     def a_writer_dies_with_a_slot(self) -> None:
         if self.model.free or (self.model.drops and self.model.unread):
-            self.die("claim_and_die")
+            self.die(lane_lives.claim_and_die)
             assert self.model.claim()
             assert self.rings[0].native.reap() == 1
             self.model.abandon()
@@ -236,11 +237,11 @@ class RingMachine(RuleBasedStateMachine):
     def a_reader_dies_with_a_slot(self) -> None:
         unread = self.model.take()
         if unread is not None:
-            self.die("take_and_die")
+            self.die(lane_lives.take_and_die)
             assert self.rings[0].native.reap() == 1
             self.model.give_back(unread)
 
-    def die(self, life: str) -> None:
+    def die(self, life: Callable[..., object]) -> None:
         pid = TEMPLATE.fork(life, self.rings[0])
         assert TEMPLATE.reap(pid) == -signal.SIGKILL
 

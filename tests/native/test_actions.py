@@ -12,7 +12,7 @@ import pytest
 from memlane.native import NativeVectorEnv
 from tests.support.native_envs import Making, assert_same, copied
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 # With many environments a step releases the GIL and actions are copied first; with few they are read in place.
 COUNTS = [3, 5000]

@@ -20,7 +20,7 @@ from memlane.native import NativeEnv, NativeVectorEnv, Spec, built_in_names
 from memlane.native.lowlevel import built_in
 from tests.support.native_envs import assert_same, copied
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 SINGLE = [name for name in built_in_names() if built_in(name).num_agents == 1]
 GAMES = [name for name in built_in_names() if built_in(name).num_agents > 1]

@@ -14,6 +14,7 @@ from memlane.native import load
 from memlane.native.build import _FAST, _FLAGS, build
 from memlane.native.lowlevel import open_library
 from memlane.native.new import FolderExists, NewError, new
+from tests.support.processes import within
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_in(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100)
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=within(100))
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

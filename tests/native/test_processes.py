@@ -20,7 +20,7 @@ from memlane.vector import AsyncVectorEnv, WorkerDied
 from tests.support.native_envs import Making, assert_same, copied, run
 
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
@@ -92,7 +92,7 @@ def forked(work: Callable[[], Any]) -> Any:
     process = context.Process(target=child)
     process.start()
     try:
-        assert ours.poll(8), "the child hangs"
+        assert ours.poll(60), "the child hangs"
         good, result = ours.recv()
     finally:
         process.join(1)
@@ -145,7 +145,7 @@ def test_a_forked_child_may_close_what_its_parent_uses(making: Making) -> None:
 
 def _exchange(envs: NativeVectorEnv) -> list[Any]:
     envs.send([0] * envs.num_envs)
-    observations, *_, ids = envs.recv(envs.num_envs, timeout=5)
+    observations, *_, ids = envs.recv(envs.num_envs, timeout=60)
     return [observations.tolist(), ids.tolist()]
 
 
@@ -170,7 +170,7 @@ def test_a_forked_child_does_not_wait_for_what_its_parent_has_sent(making: Makin
     try:
         assert forked(begin_again) == [[0] * 3, [[1] * 3, [0, 1, 2]]]
     finally:
-        envs.recv(3, timeout=5)
+        envs.recv(3, timeout=60)
 
 
 def test_in_debug_mode_a_forked_child_must_create_its_own(making: Making, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from memlane.core import WaitTimeout
 from memlane.native import NativeVectorEnv, Spec
 from tests.support.native_envs import Making, actions_for, assert_same, copied
+from tests.support.processes import within
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 SLOW, LAST = 1, 3
 
@@ -96,7 +97,7 @@ def test_a_slow_environment_does_not_hold_back_the_others(envs: NativeVectorEnv)
     envs.send([0, SLOW, 0, 0])
     *_, ids = envs.recv(3)
     assert ids.tolist() == [0, 2, 3]
-    assert time.monotonic() - began < 0.25
+    assert time.monotonic() - began < within(0.25)
     *_, ids = envs.recv(1)
     assert ids.tolist() == [1]
 
@@ -109,7 +110,7 @@ def test_among_many_a_slow_environment_does_not_hold_back_the_others(making: Mak
     received: list[int] = []
     while len(received) < 63:
         received += envs.recv(1)[5].tolist()
-    assert time.monotonic() - began < 0.4
+    assert time.monotonic() - began < within(0.4)
     assert envs.recv(1)[5].tolist() == [0]
 
 
@@ -155,7 +156,7 @@ def test_a_wait_that_is_too_long_is_an_error_and_nothing_is_lost(envs: NativeVec
     envs.send([0, SLOW, 0, 0])
     with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for 4 of 4"):
         envs.recv(4, timeout=0.05)
-    assert envs.recv(4, timeout=5)[5].tolist() == [0, 1, 2, 3]
+    assert envs.recv(4, timeout=60)[5].tolist() == [0, 1, 2, 3]
 
 
 def test_a_wait_of_no_time_takes_what_is_ready(envs: NativeVectorEnv) -> None:
@@ -270,7 +271,7 @@ def test_an_interrupt_ends_a_long_wait(making: Making) -> None:
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
         envs.recv()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < within(1)
     interrupt.join()
     assert envs.recv(1)[5].tolist() == [0]  # nothing is lost
 

@@ -22,8 +22,9 @@ from memlane.core import StaleView, StaleViewWarning
 from memlane.ipc import RolloutRingBuffer
 from memlane.native import NativeEnv, NativeVectorEnv, Spec, make
 from tests.support.native_envs import Making, actions_for, assert_same, copied, run
+from tests.support.processes import within
 
-pytestmark = pytest.mark.timeout(20, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
 MODES = list(AutoresetMode)
 
@@ -608,7 +609,7 @@ def test_environments_that_were_not_closed_do_not_disturb_the_end_of_the_program
         "from memlane.native import make; envs = make('CartPole-v1', 300, num_threads=2); envs.reset(seed=1)\n"
         "envs.step([0] * 300); envs.send([0, 0], [1, 2]); print('done')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=within(100))
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

@@ -21,7 +21,8 @@ from memlane.runner.async_runner import AsyncRunner
 from memlane.runner.collector_error import CollectorError
 from memlane.runner.process_collectors import ProcessCollectors
 from memlane.runner.protocols import CollectorJoined, CollectorLost
-from tests.support.lanes import state_of, whole
+from tests.support.payloads import whole
+from tests.support.processes import state_of, within
 from tests.support.tiny_runner import Tiny
 from tests.support.transports import (
     Count,
@@ -325,7 +326,7 @@ def test_a_collector_that_raises_is_not_replaced(make: Make) -> None:
     runner = make(Raise())
     with pytest.raises(CollectorError, match="ZeroDivisionError: broken at") as caught:
         runner.learn(5)
-    assert time.monotonic() - moment_of(caught.value) < PROMISE
+    assert time.monotonic() - moment_of(caught.value) < within(PROMISE)
     assert not [event for event in runner.events if isinstance(event, CollectorLost)]
 
 
@@ -359,7 +360,7 @@ def test_a_stopped_collector_is_killed_within_the_limits(make: Make) -> None:
     assert wait_until(lambda: state_of(victim) == "T")
     begin = time.monotonic()
     runner.close()
-    assert time.monotonic() - begin < STOP_LIMIT + SLACK
+    assert time.monotonic() - begin < within(STOP_LIMIT + SLACK)
     assert not [peer for peer in peers if peer.alive]
 
 
@@ -370,7 +371,7 @@ def test_a_runner_that_nobody_has_any_more_ends_its_collectors() -> None:
     peers = peers_of(runner)
     del runner
     gc.collect()
-    assert wait_until(lambda: not [peer for peer in peers if peer.alive], STOP_LIMIT + SLACK)
+    assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(STOP_LIMIT + SLACK))
 
 
 def test_a_close_that_was_interrupted_can_be_finished(make: Make) -> None:
@@ -449,7 +450,7 @@ def program(body: str) -> Iterator[subprocess.Popen[str]]:
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a program that is to end by itself now."""
     try:
-        output, errors = process.communicate(timeout=STOP_LIMIT + 3 * SLACK)
+        output, errors = process.communicate(timeout=within(STOP_LIMIT + 3 * SLACK))
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()
@@ -481,7 +482,7 @@ def test_nothing_is_left_of_a_run_whose_learner_is_killed() -> None:
         assert set(pids) <= {peer.pid for peer in peers}
         process.kill()
         # Anonymous memory goes with the last process that maps it.
-        assert wait_until(lambda: not [peer for peer in peers if peer.alive], PROMISE + SLACK / 2), [
+        assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(PROMISE + SLACK / 2)), [
             peer for peer in peers if peer.alive
         ]
 
@@ -492,7 +493,7 @@ def test_collectors_end_with_a_program_that_does_not_close() -> None:
         peers = descendants(process.pid)
         code, _, errors = end_of(process)
         assert (code, errors) == (0, "")
-        assert wait_until(lambda: not [peer for peer in peers if peer.alive], PROMISE)
+        assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(PROMISE))
 
 
 def test_a_program_that_raises_ends_with_its_own_error() -> None:
@@ -502,7 +503,7 @@ def test_a_program_that_raises_ends_with_its_own_error() -> None:
         code, _, errors = end_of(process)
         assert code == 1
         assert errors.strip().endswith("KeyError: 'mine'")
-        assert wait_until(lambda: not [peer for peer in peers if peer.alive], PROMISE)
+        assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(PROMISE))
 
 
 @pytest.mark.parametrize(
@@ -529,7 +530,7 @@ def test_a_signal_handler_may_close_and_leave(moment: str) -> None:
         process.terminate()
         code, _, errors = end_of(process)
         assert (code, errors) == (7, "")
-        assert wait_until(lambda: not [peer for peer in peers if peer.alive], PROMISE)
+        assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(PROMISE))
 
 
 def test_a_wait_ends_with_an_error_when_a_signal_handler_closes_the_runner() -> None:

@@ -1,4 +1,4 @@
-"""Shared by the tests of the lanes: payloads with a checksum, and functions that child processes run.
+"""Functions that child processes run in the tests of the lanes.
 
 Light to import, because every spawned child imports it.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import os
 import signal
 import time
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,56 +23,7 @@ from memlane.lanes.ring import Ring
 from memlane.lanes.stats import Stats
 from memlane.lanes.weights import Weights
 from memlane.runner.collector_error import CollectorErrors
-
-PROMISE = 1.0
-"""Seconds within which a death is noticed and the survivors make progress."""
-
-# --------------------------------------------------------------------------------------------- payloads with a checksum
-
-
-def checked_layout(body: int) -> dict[str, Any]:
-    """Return the fields of a payload of ``body`` integers with a checksum."""
-    return {"number": ("int64", ()), "writer": ("int64", ()), "body": ("int64", body), "sum": ("uint32", ())}
-
-
-CHECKED = checked_layout(1024)
-"""8 KB."""
-
-
-class Payload:
-    """The arrays of a payload with a checksum. Reuses its memory, as a collector does."""
-
-    def __init__(self, body: int = 1024) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {
-            name: np.zeros(shape, dtype) for name, (dtype, shape) in checked_layout(body).items()
-        }
-
-    def fill(self, number: int, writer: int = 0) -> dict[str, NDArray[Any]]:
-        fill(self.arrays, number, writer)
-        return self.arrays
-
-
-@functools.cache
-def _ramp(length: int) -> NDArray[np.int64]:
-    return np.arange(length)
-
-
-def fill(arrays: Any, number: int, writer: int = 0) -> None:
-    """Fill a payload. Every integer of the body depends on ``number``, so a mixture of two payloads is detected."""
-    arrays["number"][...] = number
-    arrays["writer"][...] = writer
-    body = arrays["body"]
-    np.multiply(_ramp(len(body)), number + 1, out=body)
-    arrays["sum"][...] = checksum(arrays)
-
-
-def checksum(arrays: Any) -> int:
-    return zlib.crc32(arrays["body"], int(arrays["number"]) * 31 + int(arrays["writer"]) & 0xFFFFFFFF)
-
-
-def whole(arrays: Any) -> bool:
-    return checksum(arrays) == int(arrays["sum"])
-
+from tests.support.payloads import Payload, fill, whole
 
 # --------------------------------------------------------------------------------------------- functions for children
 
@@ -327,8 +275,3 @@ def timed_out(function: Callable[..., object], *args: object, **kwargs: object) 
     except WaitTimeout:
         return True
     return False
-
-
-def state_of(pid: int | None) -> str:
-    """Return the kernel's state letter of a process: R running, S sleeping, T stopped, Z zombie."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

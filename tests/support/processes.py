@@ -1,6 +1,6 @@
-"""What the tests of the core share: child processes and what they run, dead owners, and segments written by hand.
+"""Child processes and what they run, dead owners, and segments written by hand.
 
-Light to import, because a spawned child imports it anew.
+Light to import, because a spawned child imports it again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from memlane.core import SIGNAL, Layout, Peer, Segment, Signal, die_with
 from memlane.core.header import Header, pid_namespace
 
 METHODS = ["fork", "forkserver", "spawn"]
-PATIENCE = 20.0
-"""Seconds after which a test gives up on a child. No promise: this machine may be busy."""
+PATIENCE = 60.0
+"""Seconds after which a test gives up on a child. Not a promise of memlane: the machine may be busy."""
+
+PROMISE = 1.0
+"""Seconds within which a death is noticed and survivors go on."""
 
 FIELDS = {"obs": ("float32", (4, 3)), "count": ("int64", 8), "bell": (SIGNAL, 2)}
 """What most tests put into a segment."""
@@ -37,7 +40,7 @@ FIELDS = {"obs": ("float32", (4, 3)), "count": ("int64", 8), "bell": (SIGNAL, 2)
 def child(
     function: Callable[..., object], *args: object, method: str = "fork", may_die_of: int = signal.SIGKILL
 ) -> Iterator[BaseProcess]:
-    """A process that runs ``function``; when the block ends it must end well, or of that signal."""
+    """A process that runs ``function``. At the end of the block it must return, or die of SIGKILL or ``may_die_of``."""
     process = mp.get_context(method).Process(target=function, args=args)  # type: ignore[attr-defined]
     process.start()
     try:
@@ -53,7 +56,7 @@ def child(
 
 
 def ask(function: Callable[..., Any], *args: object, method: str = "fork") -> Any:
-    """What ``function`` returns in a process of its own; what it raises there is raised here."""
+    """Call ``function`` in a new process and return its result; what it raises there is raised here."""
     answers, pipe = mp.Pipe(duplex=False)
     with child(_answer, pipe, function, args, method=method):
         pipe.close()
@@ -83,7 +86,7 @@ def receive(pipe: Connection) -> Any:
 
 
 def script(code: str, *args: object, **environment: str) -> subprocess.Popen[str]:
-    """A fresh interpreter that runs ``code``. It can import this module."""
+    """A new interpreter that runs ``code``. It can import this module."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, args)],
         stdin=subprocess.PIPE,
@@ -95,7 +98,7 @@ def script(code: str, *args: object, **environment: str) -> subprocess.Popen[str
 
 
 def output_of(code: str, *args: object, **environment: str) -> str:
-    """What ``code`` prints in a fresh interpreter, which must end with exit code 0 and nothing on stderr."""
+    """Run ``code`` in a new interpreter, which must exit with 0 and print nothing on stderr; return its stdout."""
     with script(code, *args, **environment) as process:
         try:
             output, errors = process.communicate(timeout=PATIENCE)
@@ -114,8 +117,23 @@ def wait_for(condition: Callable[[], object], seconds: float = PATIENCE) -> bool
     return True
 
 
+def within(seconds: float) -> float:
+    """``seconds`` on an idle machine; longer, in proportion, while more threads want to run than there are cores.
+
+    For what is promised within a time: on a busy machine every process gets only a share of a core.
+    """
+    load, _, _, threads, _ = Path("/proc/loadavg").read_text().split()
+    runnable = max(float(load), int(threads.partition("/")[0]))
+    return seconds * max(1.0, runnable / len(os.sched_getaffinity(0)))
+
+
+def state_of(pid: int | None) -> str:
+    """The kernel's letter for a process: R runs, S sleeps, T is stopped, Z has ended and is not reaped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def dead_peer(name: str = "process") -> Peer:
-    """A process that is gone for certain."""
+    """A process that has certainly ended."""
     with child(os.getpid) as process:
         return Peer.of(process.pid or 0, name)
 
@@ -129,7 +147,7 @@ def write_segment(
     space: int | None = None,
     layout: Layout | None = None,
 ) -> Path:
-    """A segment file made by hand, as ``owner`` in the pid namespace ``space`` would have left it."""
+    """Write a segment file by hand, as ``owner`` in the pid namespace ``space`` would have left it."""
     layout = layout or Layout(FIELDS)
     header = Header(layout, owner or Peer.current(), pid_namespace() if space is None else space, time.time_ns())
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -148,7 +166,7 @@ def create_and_die(name: str) -> None:
 
 
 def leave_behind(name: str) -> Peer:
-    """A named segment whose owner was killed. Returns the owner."""
+    """Make a named segment whose owner is killed; return the owner."""
     process = mp.get_context("fork").Process(target=create_and_die, args=(name,))
     process.start()
     owner = Peer.of(process.pid or 0)
@@ -164,9 +182,9 @@ def total(segment: Segment) -> float:
     return float(segment["obs"].sum())
 
 
-def total_after(segment: Segment, gun: Segment) -> float:
-    """As ``total``, but only when the sender has fired the gun."""
-    gun.signal("bell").wait(1, timeout=PATIENCE)
+def total_after(segment: Segment, start: Segment) -> float:
+    """As ``total``, but only after the sender has rung the bell of ``start``."""
+    start.signal("bell").wait(1, timeout=PATIENCE)
     return total(segment)
 
 
@@ -181,13 +199,13 @@ def write_row(segment: Segment, row: int, value: float) -> None:
 
 def inheritable_descriptors_of(segment: Segment) -> int:
     """How many descriptors of the segment a program started from here would inherit."""
-    same = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_same(fd, segment._fd)]
-    return sum(os.get_inheritable(fd) for fd in same)
+    copies = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_same(fd, segment._fd)]
+    return sum(os.get_inheritable(fd) for fd in copies)
 
 
-def _is_same(one: int, two: int) -> bool:
+def _is_same(fd: int, other: int) -> bool:
     try:
-        return os.path.sameopenfile(one, two)
+        return os.path.sameopenfile(fd, other)
     except OSError:  # the descriptor of the listing itself
         return False
 
@@ -208,7 +226,7 @@ def sleep_forever() -> None:
 
 
 def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Segment) -> None:
-    """Tie this process to ``peer``, say so, and then stay."""
+    """Tie this process to the life of ``peer``, ring the bell, and sleep."""
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with(peer, grace)
@@ -219,7 +237,7 @@ def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Seg
 
 
 def parent_of_tied_child(name: str, method: str, grace: float, stubborn: bool) -> None:
-    """What a process runs that is going to be killed and must take its child along."""
+    """Run a child that is tied to this process, which the test kills."""
     with Segment.attach(name) as board:
         context = mp.get_context(method)
         process = context.Process(  # type: ignore[attr-defined]

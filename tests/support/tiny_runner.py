@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memlane.runner.async_runner import AsyncRunner
-from tests.support.lanes import whole
+from tests.support.payloads import whole
 from tests.support.transports import SLOT, Count, make_env, weights_of
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from memlane.runner.collector_process import CountedSlot
 from memlane.runner.protocols import Stopped
-from tests.support.lanes import checked_layout, fill
+from tests.support.payloads import checked_layout, fill
 
 BODY = 256
 SLOT: dict[str, Any] = {**checked_layout(BODY), "low": ("int64", ()), "high": ("int64", ()), "pid": ("int64", ())}

@@ -22,11 +22,12 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Space
 from gymnasium.vector import AutoresetMode
 
 from memlane.vector import AsyncVectorEnv, Capacity, WorkerDied
+from tests.support.processes import within
 from tests.support.vector_envs import Chance, Counter, Raiser, Shower, Sleeper, bad_pickle, ours, reference
 
 # By a signal: a test that hangs fails by itself and does not take the others with it.
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 
@@ -176,7 +177,7 @@ def test_a_worker_that_dies_while_environments_are_made_is_an_error_of_the_const
     began = time.monotonic()
     with pytest.raises(WorkerDied, match="7"):
         AsyncVectorEnv([Counter, _dying], num_workers=2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < within(10)
     assert not mp.active_children()
 
 
@@ -538,7 +539,7 @@ def test_an_argument_that_cannot_be_pickled_is_an_error_that_leaves_the_environm
         with pytest.raises(TypeError, match="lock"):
             attempt(envs)
         envs.step_async([0] * 4)
-        assert envs.step_wait(timeout=3)[0].tolist() == [1] * 4
+        assert envs.step_wait(timeout=60)[0].tolist() == [1] * 4
 
 
 def test_a_result_that_cannot_be_unpickled_is_an_error_that_leaves_the_environments_usable() -> None:
@@ -548,7 +549,7 @@ def test_a_result_that_cannot_be_unpickled_is_an_error_that_leaves_the_environme
         with pytest.raises(Exception, match="not a number"):
             envs.call("bad")
         envs.step_async([0] * 4)
-        assert envs.step_wait(timeout=3)[0].tolist() == [1] * 4
+        assert envs.step_wait(timeout=60)[0].tolist() == [1] * 4
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
@@ -587,10 +588,10 @@ def test_wrong_actions_are_an_error_that_leaves_the_environments_usable(
             envs.step(wrong) if way == "step" else envs.send(wrong)
         if way == "step":
             envs.step_async(right)
-            infos = envs.step_wait(timeout=3)[4]
+            infos = envs.step_wait(timeout=60)[4]
         else:
             envs.send(right)
-            infos = envs.recv(2, timeout=3)[4]
+            infos = envs.recv(2, timeout=60)[4]
         assert infos["_action"].all()
 
 
@@ -679,7 +680,7 @@ def test_close_reaches_a_worker_that_has_not_yet_seen_what_was_asked_before() ->
         wake.start()
         with pytest.warns(UserWarning, match="pending call to `reset`"):
             envs.close()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < within(3)
         wake.join()
 
 
@@ -690,7 +691,7 @@ def test_close_does_not_wait_for_an_environment_that_hangs() -> None:
         began = time.monotonic()
         with pytest.warns(UserWarning, match="pending call to `step`"):
             envs.close(timeout=0.1)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < within(3)
     assert not mp.active_children()
 
 

@@ -14,7 +14,7 @@ from memlane.vector import AsyncVectorEnv, shared_assets
 from tests.support.vector_envs import Counter, Speaker, difference, ours, reference
 
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 

@@ -21,10 +21,11 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from memlane.spaces import Capacity, create_shared_memory, read_from_shared_memory, write_to_shared_memory
 from memlane.spaces.registered import RegisteredColumn
+from tests.support.processes import within
 from tests.support.vector_envs import Shower, difference, ours
 
 # Gymnasium's logger speaks through warnings.
-pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(30, method="signal")]
+pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(120, method="signal")]
 
 N = 3
 PLAIN, RAISE, KILL = range(3)
@@ -301,7 +302,7 @@ def test_a_script_may_register_its_space_before_it_imports_the_vector_environmen
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=25, check=False
+        [sys.executable, "-W", "ignore", script], capture_output=True, text=True, timeout=within(100), check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[[1.0, 1.0], [0.0, 0.0]] [1.0, 1.0]"), done.stderr[-2000:]
 

@@ -37,15 +37,16 @@ from tests.support.failing_envs import (
     makers,
     observation,
 )
+from tests.support.processes import within
 
 # Gymnasium's logger uses warnings; the exceptions and infos say the same.
-pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(20, method="signal")]
+pytestmark = [pytest.mark.filterwarnings("ignore:.*(ERROR|WARN): "), pytest.mark.timeout(120, method="signal")]
 
 PROMISE = 1.0
 """Seconds within which a death is noticed."""
 BUSY = 1.0
 """Seconds more that a busy machine is given."""
-PATIENCE = 15.0
+PATIENCE = 60.0
 MODES = ["NextStep", "SameStep", "Disabled"]
 METHODS = ["forkserver", "fork", "spawn"]
 
@@ -61,7 +62,7 @@ def vector(count: int = 4, workers: int = 2, kind: Any = Counting, **arguments: 
         last = peers_of(envs)
         begin = time.monotonic()
         envs.close()
-        assert time.monotonic() - begin < PROMISE + BUSY, "close() took long"
+        assert time.monotonic() - begin < within(PROMISE + BUSY), "close() took long"
         for peer in first + last:
             assert not Peer(peer.pid, peer.start).alive, f"{peer} was left running"
     finally:
@@ -97,7 +98,7 @@ def in_time() -> Iterator[None]:
     begin = time.monotonic()
     yield
     took = time.monotonic() - begin
-    assert took < PROMISE + BUSY, f"took {took:.2f} s"
+    assert took < within(PROMISE + BUSY), f"took {took:.2f} s"
 
 
 # ------------------------------------------------------------------------------------------ on_error="raise": deaths
@@ -505,11 +506,12 @@ def test_a_death_during_call_is_restarted_and_the_call_answered(tmp_path: Path) 
         assert envs.call("once", 2, KILL, str(tmp_path / "once")) == (0, 1, 2, 3, 4, 5)
 
 
-@pytest.mark.timeout(8, method="signal")
 def test_a_death_during_a_call_with_long_answers_does_not_block_the_others(tmp_path: Path) -> None:
     with restarting() as envs:
         envs.reset()
+        begin = time.monotonic()
         answers = envs.call("long_answer", 2, KILL, str(tmp_path / "once"))
+        assert time.monotonic() - begin < within(8)
         assert [(len(answer), answer[0]) for answer in answers] == [(1_000_000, env) for env in range(6)]
 
 
@@ -777,7 +779,7 @@ def test_the_survivor_of_actions_sent_in_two_parts_does_not_block_the_restart_of
         assert len(envs.recv(min_envs=2, timeout=PATIENCE)[5]) == 2
         kill(envs, 1)
         envs.step_async(actions(4))
-        assert envs.step_wait(timeout=5)[3].tolist() == [False, False, True, True]
+        assert envs.step_wait(timeout=PATIENCE)[3].tolist() == [False, False, True, True]
 
 
 def test_a_worker_that_dies_in_the_middle_of_a_long_info_is_restarted_by_recv() -> None:
@@ -880,7 +882,7 @@ def test_a_wait_that_is_shorter_than_the_step_timeout_kills_no_worker() -> None:
             with pytest.raises(TimeoutError, match="step_wait"):
                 envs.step_wait(timeout=0.1)
         os.kill(pid, signal.SIGCONT)
-        assert envs.step_wait(timeout=5)[0][:, 2].tolist() == [1, 1, 1, 1]
+        assert envs.step_wait(timeout=PATIENCE)[0][:, 2].tolist() == [1, 1, 1, 1]
         assert pid_of(envs, 1) == pid
 
 
@@ -905,6 +907,7 @@ PARENT = """
 import sys, time
 import numpy as np
 from tests.support.failing_envs import SLEEP, SPIN, makers
+from tests.support.processes import within
 from memlane.vector import AsyncVectorEnv
 
 if __name__ == "__main__":
@@ -920,7 +923,7 @@ if __name__ == "__main__":
         print("KeyboardInterrupt", flush=True)
         begin = time.monotonic()
         envs.close(timeout=0.5)
-        print("closed", time.monotonic() - begin < 2, flush=True)
+        print("closed", time.monotonic() - begin < within(2), flush=True)
 """
 
 
@@ -962,7 +965,7 @@ def test_the_workers_of_a_killed_parent_are_gone_within_a_second(tmp_path: Path,
         for peer in peers:
             assert peer.wait(PATIENCE)
             peer.close()
-        assert time.monotonic() - begin < PROMISE + BUSY
+        assert time.monotonic() - begin < within(PROMISE + BUSY)
     assert not [name for name in set(os.listdir(names.directory())) - before if "memlane" in name]
 
 

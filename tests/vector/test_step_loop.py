@@ -19,7 +19,7 @@ from tests.support.vector_envs import difference, ours, reference
 
 # By a signal: a test that hangs fails by itself and does not take the others with it.
 pytestmark = [
-    pytest.mark.timeout(20, method="signal"),
+    pytest.mark.timeout(120, method="signal"),
     pytest.mark.filterwarnings("ignore:.*ERROR"),  # how Gymnasium logs the error of a worker
 ]
 

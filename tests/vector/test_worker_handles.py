@@ -17,9 +17,9 @@ import pytest
 from memlane.vector import worker_handles
 from tests.support.vector_envs import Counter, ours
 
-pytestmark = pytest.mark.timeout(30, method="signal")
+pytestmark = pytest.mark.timeout(120, method="signal")
 
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which a wait for a file fails."""
 
 

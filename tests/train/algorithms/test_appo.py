@@ -38,6 +38,7 @@ from memlane.train.algorithms.appo import (
 )
 from memlane.train.networks import ActorCritic, NetworkConfig
 from memlane.train.run import Metrics, Run
+from tests.support.processes import within
 from tests.support.training import (
     Cliff,
     QuietRun,
@@ -599,7 +600,7 @@ def interrupted(folder: Path, moment: str) -> tuple[int, str]:
                 pass
             time.sleep(0.2)
             os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=within(100))
         finally:
             process.kill()
     return process.returncode, errors
@@ -635,7 +636,7 @@ def test_a_collector_that_raises_ends_the_run_with_its_own_traceback(tmp_path: P
         with pytest.raises(CollectorError, match="ZeroDivisionError") as caught:
             runner.learn(10_000)
         ended = time.monotonic()
-    assert ended - moment_of(str(caught.value)) < PROMISE
+    assert ended - moment_of(str(caught.value)) < within(PROMISE)
     assert "training.py" in caught.value.remote_traceback
 
 
@@ -671,11 +672,11 @@ def test_it_solves_cart_pole_although_its_collector_is_killed_five_times(tmp_pat
 
         def kill(metrics: Metrics) -> None:
             lost.extend(event for event in metrics.events if isinstance(event, CollectorLost))
-            if metrics.iteration % 8 == 0 and len(killed) < 5:
+            if metrics.iteration >= 8 * (len(killed) + 1) and len(killed) < 5:
                 assert runner.collectors is not None
-                (pid,) = runner.collectors.pids.values()
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
+                for pid in set(runner.collectors.pids.values()) - set(killed):  # the last one may not be replaced yet
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
 
         runner.run.listeners.append(kill)
         runner.learn(updates_of("CartPole-v1", runner))

@@ -1,96 +1,38 @@
-"""The processes that the tests of the lanes kill, and those that must survive it.
-
-Run as a program, this is the template that forks them: ``victims.py`` of the core's tests, with the lives below.
-"""
+"""What the processes of the kill and race tests of the lanes do: victims, survivors and racers."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from memlane.core import SIGNAL, Layout, Segment, WaitTimeout
+from memlane.core import SIGNAL, Segment, WaitTimeout
 from memlane.ipc.rollout_ring_buffer import RolloutRingBuffer
 from memlane.ipc.weight_sync import SharedWeightSync
 from memlane.lanes.ring import Ring, Writer
 from memlane.lanes.stats import Stats
 from memlane.lanes.weights import Weights
-from tests.support import core_victims as victims
 from tests.support import lanes as lane_support
-from tests.support.lanes import Payload, fill, whole
-
-PLACES = 4
-"""Processes of one test that report something."""
+from tests.support.kills import PLACES, begin, begin_together, board_layout, phase_of
+from tests.support.payloads import Payload, fill, whole
 
 LATEST = 4096
-"""A writer's numbers end here: what was seen of them is to fit on the board."""
+"""The numbers of a writer are smaller: those that were seen must fit on the board."""
 
-BOARD = Layout(
-    {
-        "phase": ("S64", PLACES),  # what each process does just now
-        "ready": (SIGNAL, ()),  # counts the processes that have begun
-        "end": (SIGNAL, ()),  # tells the survivors to go home
-        "progress": (SIGNAL, PLACES),  # what each survivor has done so far
-        "torn": (np.int64, PLACES),
-        "disorder": (np.int64, PLACES),
-        "slowest_ns": (np.int64, PLACES),  # the longest that one turn of a survivor took
-        "committed": (np.int64, PLACES),  # the last number that a writer knows to be handed over
-        "begun": (np.int64, PLACES),  # the last number that a writer began to hand over
-        "seen": (bool, (PLACES, PLACES, LATEST)),  # by reader and writer, the numbers that a reader has read
-    }
+BOARD = board_layout(
+    disorder=(np.int64, PLACES),
+    committed=(np.int64, PLACES),  # the last number that a writer knows to be committed
+    begun=(np.int64, PLACES),  # the last number that a writer began to write
+    seen=(bool, (PLACES, PLACES, LATEST)),  # by reader and writer: the numbers that a reader has read
 )
 
 
-class Template:
-    """The tests' end of the line to the process that forks."""
-
-    def __init__(self, patience: float = 20.0, program: str = "tests.support.lane_victims") -> None:
-        ours, theirs = socket.socketpair()
-        self._patience = patience
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", program, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would forbid to fork
-            )
-        self._line = Connection(ours.detach())
-
-    def ask(self, *request: Any) -> Any:
-        self._line.send_bytes(pickle.dumps(request))
-        if not self._line.poll(self._patience):
-            raise TimeoutError(f"no answer from the template to {request[0]}")
-        return self._line.recv()
-
-    def fork(self, life: str, *arguments: Any) -> int:
-        pid: int = self.ask("fork", pickle.dumps((life, arguments)))
-        return pid
-
-    def reap(self, pid: int) -> int | None:
-        """How a process ended (negative: the signal), or None if it has not."""
-        end: int | None = self.ask("reap", pid, self._patience / 2)
-        return end
-
-    def close(self) -> None:
-        self._line.close()
-        assert self._process.wait(self._patience) == 0
-
-
-def begin(board: Segment) -> None:
-    board.signal("ready").add()
-
-
-# ---------------------------------------------------------------------------------------------------------- short lives
+# ----------------------------------------------------------------------------------------------------------- one call
 
 
 def claim_and_die(ring: Ring) -> None:
@@ -107,9 +49,9 @@ def take_and_die(ring: Ring) -> None:
 
 
 def write_slots(board: Segment, place: int, ring: Ring, seed: int) -> None:
-    """Writes as fast as it can, in place or by copy. The board knows which number may be out and which must be."""
+    """Write as fast as possible, in place or by copy. The board has the number that may be out and that must be."""
     chance = random.Random(seed)
-    phase, begun, committed = board["phase"][place : place + 1], board["begun"], board["committed"]
+    phase, begun, committed = phase_of(board, place), board["begun"], board["committed"]
     writer, payload = ring.writer(place), Payload()
     begin(board)
     for number in range(1, LATEST):
@@ -136,9 +78,9 @@ def write_slots(board: Segment, place: int, ring: Ring, seed: int) -> None:
 
 
 def read_slots(board: Segment, place: int, ring: Ring) -> None:
-    """Reads as fast as it can. What it notes as seen before it releases the slot may be offered again, and what it has
-    not noted must be."""
-    phase, torn, reader = board["phase"][place : place + 1], board["torn"], ring.reader()
+    """Read as fast as possible. A number is noted as seen before its slot is released: then the slot may be offered
+    again. A number that is not noted must be offered again."""
+    phase, torn, reader = phase_of(board, place), board["torn"], ring.reader()
     begin(board)
     while True:
         phase[...] = b"takes"
@@ -158,7 +100,7 @@ def note(board: Segment, place: int, slot: Any) -> None:
 
 
 def survive_writing(board: Segment, place: int, ring: Ring, pause: float = 0.0) -> None:
-    """Writes until told to go home, and tells how long the slowest turn took."""
+    """Write until the test ends it; note how long the slowest write took."""
     payload, writer = Payload(), ring.writer(place)
     progress, end, slowest_ns = board.signal("progress", place), board.signal("end"), board["slowest_ns"]
     begin(board)
@@ -187,7 +129,7 @@ def put(writer: Writer, payload: Payload, number: int) -> bool:
 
 
 def survive_reading(board: Segment, place: int, ring: Ring, pause: float = 0.0) -> None:
-    """Reads until told to go home. A number that it has read before must not come again."""
+    """Read until the test ends it. A number that was read before must not come again."""
     reader, read = ring.reader(), set()
     progress, end = board.signal("progress", place), board.signal("end")
     begin(board)
@@ -205,11 +147,11 @@ def survive_reading(board: Segment, place: int, ring: Ring, pause: float = 0.0) 
 # -------------------------------------------------------------------------------------------------------------- weights
 
 BODY = 2**16
-"""Numbers of a weight set, 512 KB: long enough for kills to land inside a copy."""
+"""Integers of a weight set, 512 KB: long enough for kills to land inside a copy."""
 
 
 def publish_weights(board: Segment, place: int, weights: Weights) -> None:
-    phase, payload = board["phase"][place : place + 1], Payload(BODY)
+    phase, payload = phase_of(board, place), Payload(BODY)
     begin(board)
     for number in itertools.count(1):
         if number % 8 == 1:  # filling takes longer than publishing, and is not what is to be killed
@@ -238,9 +180,9 @@ def survive_publishing(board: Segment, place: int, weights: Weights) -> None:
 
 
 def read_weights(board: Segment, place: int, weights: Weights, waits: bool) -> None:
-    """Reads until told to go home: whole, and never an older version after a newer one."""
+    """Read until the test ends it: only complete weights, and never an older version after a newer one."""
     out, last = Payload(BODY).arrays, 0
-    progress, end, phase = board.signal("progress", place), board.signal("end"), board["phase"][place : place + 1]
+    progress, end, phase = board.signal("progress", place), board.signal("end"), phase_of(board, place)
     begin(board)
     while not end.value:
         if waits:
@@ -263,12 +205,12 @@ def read_weights(board: Segment, place: int, weights: Weights, waits: bool) -> N
 
 
 def count_up(board: Segment, place: int, stats: Stats) -> None:
-    """Counts one vector at a time; tells how many it has begun and how many it is sure of."""
+    """Count one vector at a time; note how many were begun and how many are certain."""
     collector = stats.collector()
     begin(board)
     for number in itertools.count(int(collector.moments.count) + 1):
         board["begun"][place] = number
-        board["phase"][place] = b"adds"
+        phase_of(board, place)[...] = b"adds"
         collector.add(np.full((1, 2), float(number)))
         board["committed"][place] = number
 
@@ -276,23 +218,19 @@ def count_up(board: Segment, place: int, stats: Stats) -> None:
 # ---------------------------------------------------------------------------------------------------------------- races
 
 
-def race_layout(readers: int, most: int) -> dict[str, Any]:
+def race_board(readers: int, most: int) -> dict[str, Any]:
     """The board of a race: what each reader got, in its order, as writer << 32 | number."""
-    return {
-        "ready": (SIGNAL, ()),
-        "go": (SIGNAL, ()),
-        "written": (SIGNAL, ()),  # counts the writers that have finished
-        "got": (np.int64, (readers, most)),
-        "count": (np.int64, readers),
-        "torn": (np.int64, readers),
-        "mismatched": (np.int64, readers),
-    }
+    return board_layout(
+        written=(SIGNAL, ()),  # counts the writers that have finished
+        got=(np.int64, (readers, most)),
+        count=(np.int64, readers),
+        mismatched=(np.int64, readers),
+    )
 
 
 def race_to_write(race: Segment, place: int, ring: Ring, count: int, body: int, pause: float, by_copy: bool) -> None:
     writer, payload = ring.writer(place), Payload(body)
-    begin(race)
-    race.signal("go").wait(1)
+    begin_together(race)
     for number in range(1, count + 1):
         if by_copy:
             writer.put(payload.fill(number, place), policy_version=number)
@@ -300,33 +238,32 @@ def race_to_write(race: Segment, place: int, ring: Ring, count: int, body: int, 
             with writer.claim() as slot:
                 fill(slot, number, place)
                 slot.commit(policy_version=number)
-        rest(pause)
+        work(pause)
     race.signal("written").add()
 
 
 def race_to_read(race: Segment, place: int, ring: Ring, writers: int, body: int, pause: float, by_copy: bool) -> None:
-    """Reads until all writers have finished and nothing is left."""
+    """Read until all writers have finished and the ring is empty."""
     reader, out = ring.reader(), Payload(body).arrays
     got, written = race["got"][place], race.signal("written")
     count = torn = mismatched = 0
-    begin(race)
-    race.signal("go").wait(1)
+    begin_together(race)
     while True:
         finished = written.value == writers
         try:
             if by_copy:
-                head, found = reader.get(out, timeout=0.02), out
+                head, payload = reader.get(out, timeout=0.02), out
                 slot = None
             else:
                 slot = reader.take(timeout=0.02)
-                head, found = slot.head, slot
+                head, payload = slot.head, slot
         except WaitTimeout:
             if finished:
                 break
             continue
-        writer, number = int(found["writer"]), int(found["number"])
-        rest(pause)  # in the middle of the reading
-        torn += not whole(found)
+        writer, number = int(payload["writer"]), int(payload["number"])
+        work(pause)  # in the middle of the reading
+        torn += not whole(payload)
         mismatched += (head.writer, head.policy_version) != (writer, number)
         if slot is not None:
             slot.release()
@@ -335,30 +272,28 @@ def race_to_read(race: Segment, place: int, ring: Ring, writers: int, body: int,
     race["count"][place], race["torn"][place], race["mismatched"][place] = count, torn, mismatched
 
 
-def rest(seconds: float) -> None:
-    """Busy, because a sleep of a few microseconds takes a hundred."""
+def work(seconds: float) -> None:
+    """Keep the core busy: a sleep of a few microseconds takes a hundred."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass
 
 
 def race_to_publish(race: Segment, place: int, weights: Weights, count: int, body: int) -> None:
-    """Publishes as fast as it can, from two payloads that were filled beforehand: all that is left to do is copying."""
+    """Publish as fast as possible, from two payloads that were filled before: only the copying is left."""
     payloads = [Payload(body).fill(number, place) for number in (1, 2)]
-    begin(race)
-    race.signal("go").wait(1)
+    begin_together(race)
     for number in range(count):
         weights.publish(payloads[number % 2])
     race.signal("written").add()
 
 
 def race_to_follow(race: Segment, place: int, weights: Weights, writers: int, body: int, waits: bool) -> None:
-    """Reads whatever is the latest until all writers have finished; notes the versions that it got."""
+    """Read the latest version until all writers have finished; note the versions."""
     out, written = Payload(body).arrays, race.signal("written")
     got = race["got"][place]
     count = torn = version = 0
-    begin(race)
-    race.signal("go").wait(1)
+    begin_together(race)
     while True:
         finished = written.value == writers
         if waits and not finished:
@@ -376,7 +311,7 @@ def race_to_follow(race: Segment, place: int, weights: Weights, writers: int, bo
 
 
 def race_to_empty(race: Segment, place: int, ring: Ring, rounds: int) -> None:
-    """Takes what it can get from a full ring, as fast as it can, again and again."""
+    """Empty a full ring as fast as possible, once per round."""
     got, reader, out, count = race["got"][place], ring.reader(), {"x": np.zeros(1, np.int64)}, 0
     go, written = race.signal("go"), race.signal("written")
     begin(race)
@@ -392,8 +327,8 @@ def race_to_empty(race: Segment, place: int, ring: Ring, rounds: int) -> None:
         written.add()
 
 
-def look_again_and_again(race: Segment, ring: Ring) -> None:
-    """A reader that only looks and never waits: stopped at any instant, it is quite likely in the middle of a look."""
+def poll_ring(race: Segment, ring: Ring) -> None:
+    """Poll a ring without waiting: a process that is stopped at any instant is likely in the middle of a scan."""
     got, reader, written, count = race["got"][0], ring.reader(), race.signal("written"), 0
     counted = race["count"]
     begin(race)
@@ -412,8 +347,8 @@ def look_again_and_again(race: Segment, ring: Ring) -> None:
 
 
 def own_lanes(board: Segment, names: list[str]) -> None:
-    """The owner of named lanes, which is killed while it makes and uses them."""
-    phase = board["phase"][:1]
+    """Make, use and close named lanes."""
+    phase = phase_of(board)
     begin(board)
     while True:
         phase[...] = b"makes lanes"
@@ -426,32 +361,3 @@ def own_lanes(board: Segment, names: list[str]) -> None:
         phase[...] = b"closes lanes"
         buffer.cleanup()
         sync.cleanup()
-
-
-LIVES = {
-    function.__name__: function
-    for function in (
-        claim_and_die,
-        take_and_die,
-        write_slots,
-        read_slots,
-        survive_writing,
-        survive_reading,
-        publish_weights,
-        survive_publishing,
-        read_weights,
-        count_up,
-        race_to_write,
-        race_to_read,
-        race_to_publish,
-        race_to_follow,
-        race_to_empty,
-        look_again_and_again,
-        own_lanes,
-    )
-}
-
-if __name__ == "__main__":
-    victims.LINE = Connection(int(sys.argv[1]))
-    vars(victims).update(LIVES)
-    victims.serve()
