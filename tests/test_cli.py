@@ -210,7 +210,7 @@ def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: P
     out, err = command.communicate(timeout=30)
     assert (command.returncode, err) == (130, "")
     result = objects(out)[-1]
-    assert (result["kind"], result["reason"], result["evaluation"]) == ("result", "Ctrl-C", {})
+    assert (result["kind"], result["stopped_by"], result["evaluation"]) == ("result", "Ctrl-C", {})
     assert {"checkpoint.pt", "report.html", "result.json"} <= {file.name for file in folder.iterdir()}
     assert len(collectors) == 2
     deadline = time.monotonic() + 5  # the fork server sees the end of its pipe
@@ -280,7 +280,9 @@ def test_a_training_that_cannot_be_is_one_message_and_leaves_no_folder(
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *arguments]) == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -299,7 +301,7 @@ def test_a_run_is_not_overwritten(
     (tmp_path / "metrics.csv").write_text("iteration\n1\n")
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     assert cli.main(["train", "CartPole-v1", "--run-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another folder\n")
+    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another directory\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
 
 

@@ -354,24 +354,22 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
         options.num_envs, options.backend or "",
     )  # fmt: skip
     display = make_display(summary, as_json=as_json)
-    display.start()
     try:
-        result = train(options, on_update=display.update, resume=resume)
+        result = train(options, on_start=display.start, on_update=display.update, resume=resume)
     finally:
         display.stop()
     if isinstance(display, JsonLines):
         display.write("result", asdict(result))
     else:
-        reason = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
         evaluated = f"\nevaluated: {_format_returns(result.evaluation)}" if result.evaluation else ""
         run_dir = shlex.quote(str(result.run_dir))
         _print(
-            f"\n{reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
+            f"\n{result.reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"
             f"  memlane eval {run_dir} --render gif\n"
             f"  memlane resume {run_dir}"
         )
-    if result.reason == "Ctrl-C":
+    if result.stopped_by == "Ctrl-C":
         raise KeyboardInterrupt
 
 

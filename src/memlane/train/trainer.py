@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -30,14 +30,20 @@ _NO_LIMIT = 1 << 62
 """Updates: a training is limited by its target, by steps and by seconds."""
 
 
+StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
+"""What stopped a training: the option that set the limit, or Ctrl-C."""
+
+
 @dataclass(frozen=True)
 class Result:
     """How a training ended."""
 
     run_dir: Path
     """Directory of the run."""
+    stopped_by: StoppedBy
+    """What stopped the training: ``"target"``, ``"max_steps"``, ``"max_seconds"`` or ``"Ctrl-C"``."""
     reason: str
-    """Why the training stopped."""
+    """Why the training stopped, as text."""
     iteration: int
     """Updates since the start of the training."""
     env_steps: int
@@ -50,10 +56,18 @@ class Result:
     """Evaluation of the last policy with deterministic actions: what ``evaluate`` returns. Empty after Ctrl-C."""
 
 
-def train(options: Options, *, on_update: Callable[[Metrics], object] | None = None, resume: bool = False) -> Result:
+def train(
+    options: Options,
+    *,
+    on_start: Callable[[], object] | None = None,
+    on_update: Callable[[Metrics], object] | None = None,
+    resume: bool = False,
+) -> Result:
     """Train until the target, a limit or Ctrl-C; then evaluate the policy and write the report.
 
-    ``on_update`` is called with the metrics of each update. ``resume`` continues the run in ``options.run_dir``.
+    ``on_start`` is called once the options and the environment have been checked, before the run directory is written
+    and the collectors start. ``on_update`` is called with the metrics of each update. ``resume`` continues the run in
+    ``options.run_dir``.
     """
     options = resolve_options(options)
     backend, num_envs, max_steps, target = options.backend, options.num_envs, options.max_steps, options.target
@@ -63,7 +77,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
     run_dir = Path(options.run_dir or ".")
     checkpoint = _load_checkpoint(run_dir) if resume else None
     if not resume and (run_dir / "metrics.csv").exists():
-        raise OptionError(f"{run_dir} has a run already: resume it, or choose another folder")
+        raise OptionError(f"{run_dir} has a run already: resume it, or choose another directory")
     rl_cfg = {
         **options.config, "seed": options.seed, "collectors": options.collectors,
         "max_lag": options.max_lag, "deterministic": options.deterministic,
@@ -82,6 +96,8 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
     except (TypeError, ValueError, LookupError, gymnasium.error.Error) as error:
         raise OptionError(str(error)) from error
     with runner:
+        if on_start is not None:
+            on_start()
         run = runner.run = Run(run_dir, config)
         if checkpoint is not None:
             runner.restore(run.load())
@@ -92,27 +108,28 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         def should_stop(metrics: Metrics) -> str | None:
             enough_episodes = len(run.recent_returns) == run.recent_returns.maxlen
             if target is not None and enough_episodes and metrics.mean_return >= target:
-                return f"the target of {target:g} is reached"
+                return "target"
             if metrics.env_steps >= max_steps:
-                return f"the limit of {max_steps:,} steps is reached"
+                return "max_steps"
             if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
-                return f"the limit of {options.max_seconds:g} s is reached"
+                return "max_seconds"
             return None
 
         runner.should_stop = should_stop
         runner.progress = lambda metrics: metrics.env_steps / max_steps
         runner.learn(_NO_LIMIT, options.save_interval)
-        reason = runner.stop_reason
+        stopped_by = cast(StoppedBy, runner.stop_reason)
         evaluation: dict[str, Any] = {}
-        if reason != "Ctrl-C":
+        if stopped_by != "Ctrl-C":
             try:
                 policy = runner.learner.policy
                 evaluation = evaluate(policy, options.env, backend, env_settings=options.env_settings)
             except KeyboardInterrupt:
-                reason = "Ctrl-C"
+                stopped_by = "Ctrl-C"
         result = Result(
-            run_dir, reason, runner.iteration, runner.env_steps, run.latest.seconds, run.latest.mean_return, evaluation
-        )
+            run_dir, stopped_by, _reason(stopped_by, options), runner.iteration, runner.env_steps, run.latest.seconds,
+            run.latest.mean_return, evaluation,
+        )  # fmt: skip
         as_json = asdict(result)
         if not math.isfinite(result.mean_return):  # JSON has no nan
             as_json["mean_return"] = None
@@ -120,6 +137,18 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         run.close()
     write_report(run_dir)
     return result
+
+
+def _reason(stopped_by: StoppedBy, options: Options) -> str:
+    match stopped_by:
+        case "target":
+            return f"the target of {options.target:g} is reached"
+        case "max_steps":
+            return f"the limit of {options.max_steps:,} steps is reached"
+        case "max_seconds":
+            return f"the limit of {options.max_seconds:g} s is reached"
+        case "Ctrl-C":
+            return "stopped by Ctrl-C"
 
 
 def evaluate(
