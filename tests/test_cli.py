@@ -269,6 +269,9 @@ WRONG = {
     "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],
     "no collectors": ["CartPole-v1", "--collectors", "0"],
+    "no steps": ["CartPole-v1", "--max-steps", "0"],
+    "a library that is not there": ["nowhere.so"],
+    "a run directory that cannot be": ["CartPole-v1", "--run-dir", "/proc/run"],
     "a backend that has it not": ["Hopper-v5", "--backend", "native"],
 }
 
@@ -292,7 +295,7 @@ def test_a_folder_that_is_no_run_is_one_message(
 ) -> None:
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     assert cli.main([name, str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path} is not a run: it has no config.json\n"
+    assert capsys.readouterr().err == f"error: {tmp_path} is not a run directory: it has no config.json\n"
 
 
 def test_a_run_is_not_overwritten(
@@ -398,6 +401,22 @@ def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
     result = memlane("train", "CartPole-v1", "--num-env", "3")
     assert result.returncode == 2
     assert "--num-envs INT" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--total-timesteps", "did you mean --max-steps?"),
+        ("--learning-rate=1e-3", "settings of the algorithm are written --set learning_rate=VALUE"),
+        ("--n-epochs", "settings of the algorithm are written --set update_epochs=VALUE"),
+        ("--num-minibatches", "--set minibatch_size instead: num_steps * environments / num_minibatches"),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_ours(
+    flag: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "CartPole-v1", flag, "5"]) == 2
+    assert capsys.readouterr().err == f"error: unknown option {flag}; {answer}\n"
 
 
 def test_the_help_of_train_names_the_algorithms() -> None:

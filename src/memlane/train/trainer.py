@@ -1,4 +1,4 @@
-"""Trainer: a whole training, from options to a run directory, and the evaluation of its policy."""
+"""Trainer: a whole training run, from options to a run directory, and the evaluation of its policy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVALUATION_EPISODES = 20
 _MAX_EPISODE_STEPS = 100_000
 """Steps after which an evaluation cuts an episode that does not end."""
 _NO_LIMIT = 1 << 62
-"""Updates: a training is limited by its target, by steps and by seconds."""
+"""Updates: the target, steps and seconds limit a training run instead."""
 
 
 StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
@@ -65,9 +65,8 @@ def train(
 ) -> Result:
     """Train until the target, a limit or Ctrl-C; then evaluate the policy and write the report.
 
-    ``on_start`` is called once the options and the environment have been checked, before the run directory is written
-    and the collectors start. ``on_update`` is called with the metrics of each update. ``resume`` continues the run in
-    ``options.run_dir``.
+    ``on_start`` is called before the collectors start, once the options and the environment have been checked.
+    ``on_update`` is called with the metrics of each update. ``resume`` continues the run in ``options.run_dir``.
     """
     options = resolve_options(options)
     backend, num_envs, max_steps, target = options.backend, options.num_envs, options.max_steps, options.target
@@ -93,12 +92,15 @@ def train(
         runner = algorithm_for(options.algo)(
             options.env, options.env_settings, rl_cfg, device=options.device, sim_backend=backend, num_envs=num_envs
         )
-    except (TypeError, ValueError, LookupError, gymnasium.error.Error) as error:
+    except (TypeError, ValueError, LookupError, OSError, gymnasium.error.Error) as error:
         raise OptionError(str(error)) from error
     with runner:
+        try:
+            run = runner.run = Run(run_dir, config)
+        except OSError as error:
+            raise OptionError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
         if on_start is not None:
             on_start()
-        run = runner.run = Run(run_dir, config)
         if checkpoint is not None:
             runner.restore(run.load())
         if on_update is not None:
