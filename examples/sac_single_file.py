@@ -84,7 +84,7 @@ def main(args: Args) -> None:
     pipeline = ReplayPipeline(replay.sampler(seed=args.seed, gamma=args.gamma), args.batch_size)
     obs, _ = envs.reset(seed=args.seed)
     valid, episode_returns, recent_returns = np.ones(args.num_envs, bool), np.zeros(args.num_envs), deque(maxlen=20)
-    start, solved, next_print = time.monotonic(), False, 2_000
+    start, solved = time.monotonic(), False
     while replay.added < args.max_steps and not solved:
         warm_up = replay.added < args.learning_starts
         with torch.no_grad():
@@ -118,8 +118,7 @@ def main(args: Args) -> None:
                     target_parameter.lerp_(parameter, args.tau)
         mean, seconds = np.mean(recent_returns or [np.nan]), time.monotonic() - start
         solved = len(recent_returns) == 20 and mean >= args.target
-        if replay.added >= next_print and recent_returns:
-            next_print += 2_000
+        if replay.added % 2000 < added and recent_returns:
             print(f"{replay.added:>7,} steps  mean return {mean:8.1f}  {seconds:5.1f} s", flush=True)
     print(f"{'solved' if solved else 'stopped'} after {replay.added:,} steps in {seconds:.1f} s")
     pipeline.close()
