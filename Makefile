@@ -1,5 +1,5 @@
-# Everything a newcomer needs: each target makes .venv, installs and builds what is missing, then runs.
-# A second call finds all of that done.
+# Everything a newcomer needs: each target creates .venv, installs and builds what is missing, and then runs. Later calls
+# skip what is done.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 .PHONY: train demo test lint types native-test python-test soak bench setup clean
 .DELETE_ON_ERROR:
 
-train: $(VENV)/.built  ## a policy for CartPole, with everything about it in a folder under runs/
+train: $(VENV)/.built  ## train a policy for CartPole; its run directory is under runs/
 	@$(VENV)/bin/memlane train CartPole-v1
 
 demo: $(VENV)/.built  ## a tour of a few seconds: real processes, a kill, and nothing left behind
