@@ -154,6 +154,7 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     made = json.loads((folder / "result.json").read_text())
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + made["iteration"]
     assert made["env_steps"] >= 3 * STEPS
+    assert made["stopped_by"] == "max_steps"
     for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
         assert words in said.stdout
     config = json.loads((folder / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Options of a training: what the caller asks for, completed from a preset, and settings written as ``KEY=VALUE``.
+"""Options of a training run: what the caller asks for, completed from a preset, and settings written as ``KEY=VALUE``.
 
 This module does not import torch, so that options and their errors are quick. Names that users of Stable-Baselines3
 and CleanRL type are answered with memlane's names: the tables are here, and nowhere else.
@@ -23,7 +23,7 @@ from memlane.train.presets import preset_for
 
 
 class OptionError(MemlaneError, ValueError):
-    """An environment, an algorithm, a setting or a run directory that a training cannot use."""
+    """An environment, an algorithm, a setting or a run directory that cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ _OPTION_SYNONYMS = {
     "total_timesteps": "max_steps", "max_timesteps": "max_steps", "n_envs": "num_envs", "num_workers": "collectors",
     "num_actors": "collectors", "num_collectors": "collectors", "sim_backend": "backend", "random_seed": "seed",
 }  # fmt: skip
-"""Settings of other libraries that are options of a training here."""
+"""Settings of other libraries that are options here."""
 
 _EXPLANATIONS = {
     "num_minibatches": "set minibatch_size instead: num_steps * environments / num_minibatches",

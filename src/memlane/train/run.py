@@ -1,4 +1,4 @@
-"""Run: the directory of a training, with its options, metrics and checkpoints.
+"""Run: the directory of a training run, with its options, metrics and checkpoints.
 
 config.json      options and versions
 metrics.csv      one line per update
@@ -84,7 +84,7 @@ class Metrics:
 
 
 class Run:
-    """The directory of one training. An existing directory is continued."""
+    """The directory of one training run. A run that the directory already has is continued."""
 
     def __init__(
         self, run_dir: str | Path, config: Mapping[str, Any] | None = None, *, tensorboard: bool = True

@@ -31,12 +31,12 @@ _NO_LIMIT = 1 << 62
 
 
 StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
-"""What stopped a training: the option that set the limit, or Ctrl-C."""
+"""What stopped a training run: the option that set the limit, or Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended."""
+    """How a training run ended."""
 
     run_dir: Path
     """Directory of the run."""

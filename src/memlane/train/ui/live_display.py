@@ -1,4 +1,4 @@
-"""Live display: what a training prints while it runs. ``LiveDisplay`` for a terminal, ``LogLines`` for a log file,
+"""Live display: what a training run prints. ``LiveDisplay`` for a terminal, ``LogLines`` for a log file,
 ``JsonLines`` for programs.
 
 The learner's process draws, so a display gets every update but draws only a few times per second.
