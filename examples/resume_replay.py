@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 
 import memlane.native
-from memlane.ipc import Replay
+from memlane import Replay
 
 FIELDS = {
     "obs": ("float32", 4), "action": ("int64", ()), "reward": ("float32", ()),

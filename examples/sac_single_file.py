@@ -20,7 +20,7 @@ import tyro
 from torch import Tensor, nn
 
 import memlane.native
-from memlane.ipc import Replay, ReplayPipeline
+from memlane.lanes import Replay, ReplayPipeline
 
 
 @dataclass
@@ -118,7 +118,7 @@ def main(args: Args) -> None:
                     target_parameter.lerp_(parameter, args.tau)
         mean, seconds = np.mean(recent_returns or [np.nan]), time.monotonic() - start
         solved = len(recent_returns) == 20 and mean >= args.target
-        if replay.added % 2000 < args.num_envs and recent_returns:
+        if replay.added % 2000 < added and recent_returns:
             print(f"{replay.added:>7,} steps  mean return {mean:8.1f}  {seconds:5.1f} s", flush=True)
     print(f"{'solved' if solved else 'stopped'} after {replay.added:,} steps in {seconds:.1f} s")
     pipeline.close()

@@ -155,6 +155,7 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     made = json.loads((folder / "result.json").read_text())
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + made["iteration"]
     assert made["env_steps"] >= 3 * STEPS
+    assert made["stopped_by"] == "max_steps"
     for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
         assert words in said.stdout
     config = json.loads((folder / "config.json").read_text())
@@ -211,7 +212,7 @@ def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: P
     out, err = command.communicate(timeout=within(100))
     assert (command.returncode, err) == (130, "")
     result = objects(out)[-1]
-    assert (result["kind"], result["reason"], result["evaluation"]) == ("result", "Ctrl-C", {})
+    assert (result["kind"], result["stopped_by"], result["evaluation"]) == ("result", "Ctrl-C", {})
     assert {"checkpoint.pt", "report.html", "result.json"} <= {file.name for file in folder.iterdir()}
     assert len(collectors) == 2
     deadline = time.monotonic() + 5  # the fork server sees the end of its pipe
@@ -270,6 +271,9 @@ WRONG = {
     "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],
     "no collectors": ["CartPole-v1", "--collectors", "0"],
+    "no steps": ["CartPole-v1", "--max-steps", "0"],
+    "a library that is not there": ["nowhere.so"],
+    "a run directory that cannot be": ["CartPole-v1", "--run-dir", "/proc/run"],
     "a backend that has it not": ["Hopper-v5", "--backend", "native"],
 }
 
@@ -281,7 +285,9 @@ def test_a_training_that_cannot_be_is_one_message_and_leaves_no_folder(
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", *arguments]) == 1
-    assert capsys.readouterr().err.startswith("error: ")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,7 +297,7 @@ def test_a_folder_that_is_no_run_is_one_message(
 ) -> None:
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     assert cli.main([name, str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path} is not a run: it has no config.json\n"
+    assert capsys.readouterr().err == f"error: {tmp_path} is not a run directory: it has no config.json\n"
 
 
 def test_a_run_is_not_overwritten(
@@ -300,7 +306,7 @@ def test_a_run_is_not_overwritten(
     (tmp_path / "metrics.csv").write_text("iteration\n1\n")
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     assert cli.main(["train", "CartPole-v1", "--run-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another folder\n")
+    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another directory\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
 
 
@@ -397,6 +403,22 @@ def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
     result = memlane("train", "CartPole-v1", "--num-env", "3")
     assert result.returncode == 2
     assert "--num-envs INT" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--total-timesteps", "did you mean --max-steps?"),
+        ("--learning-rate=1e-3", "settings of the algorithm are written --set learning_rate=VALUE"),
+        ("--n-epochs", "settings of the algorithm are written --set update_epochs=VALUE"),
+        ("--num-minibatches", "--set minibatch_size instead: num_steps * environments / num_minibatches"),
+    ],
+)
+def test_an_option_of_another_library_is_answered_with_ours(
+    flag: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "CartPole-v1", flag, "5"]) == 2
+    assert capsys.readouterr().err == f"error: unknown option {flag}; {answer}\n"
 
 
 def test_the_help_of_train_names_the_algorithms() -> None:

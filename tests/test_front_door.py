@@ -42,6 +42,12 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert dir(memlane) == sorted(memlane.__all__) == sorted([*NAMES, *SUBPACKAGES, "__version__"])
 
 
+@pytest.mark.parametrize("name", ["ipc", "lanes", "native", "runner", "spaces", "testing", "train", "vector"])
+def test_dir_of_a_package_shows_its_public_names_and_nothing_else(name: str) -> None:
+    package = importlib.import_module(f"memlane.{name}")
+    assert dir(package) == sorted(package.__all__)
+
+
 def test_tab_completion_shows_the_public_names() -> None:
     completer = rlcompleter.Completer({"memlane": memlane})
     shown = []

@@ -2,8 +2,9 @@
 
 Vector environments are ``AsyncVectorEnv`` (any Gymnasium environment, in worker processes) and ``make`` or ``load``
 (environments written in C). ``Ring``, ``Replay`` and ``Weights`` carry rollouts, transitions and parameters between
-processes; ``Segment`` is the shared memory that they are made of. ``memlane.train`` trains, and so does the command
-``memlane``.
+processes; ``Segment`` is the shared memory that they are made of. ``memlane.train`` and the command ``memlane`` train
+policies. ``shared_memory_rl_pipeline``, ``SharedCircularBuffer`` and ``zero_copy_env_simulation`` are exercises on the
+core.
 
 Names are imported on first use, so that ``import memlane`` is quick and needs neither gymnasium nor torch.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -80,8 +81,8 @@ def new(
 
 
 def envs() -> None:
-    """List the native environments that come with memlane: spaces, episode length limit, settings, and the algorithms
-    that have a preset, each with the mean return at which training stops."""
+    """List the environments that come with memlane: spaces, step limit of an episode, settings, and the algorithms that
+    have a preset for it, each with the mean return at which training stops."""
     from rich.table import Table
 
     from memlane.native import built_in_names
@@ -90,8 +91,11 @@ def envs() -> None:
 
     table = Table(box=None, pad_edge=False)
     table.add_column("name", no_wrap=True)
-    for title in ("observation", "action", "steps", "presets", "settings"):
-        table.add_column(title, overflow="fold")
+    table.add_column("observation", min_width=len("observation"))
+    table.add_column("action", min_width=len("Discrete(3)"))
+    table.add_column("steps", min_width=len("steps"))
+    table.add_column("presets", min_width=len("presets"))
+    table.add_column("settings", overflow="fold")
     for name in built_in_names():
         spec = built_in(name)
         presets = [f"{algo} {by_env[name].target:g}" for algo, by_env in PRESETS.items() if name in by_env]
@@ -117,7 +121,8 @@ def train(
     collectors: int = 1,
     num_envs: Annotated[int | None, _PRESET] = None,
     backend: Annotated[
-        Literal["native", "gymnasium", "mujoco"] | None, _option("native where memlane has ENV, else gymnasium")
+        str | None,
+        _option("native where memlane has ENV, else gymnasium", metavar="{native,gymnasium,mujoco}"),
     ] = None,
     seed: int = 0,
     max_steps: Annotated[int | None, _PRESET] = None,
@@ -136,7 +141,7 @@ def train(
         algo: appo (asynchronous PPO), sac (off-policy, continuous actions) or dqn (off-policy, discrete actions).
         collectors: Number of collector processes.
         num_envs: Environments per collector.
-        backend: Implementation of the environments.
+        backend: Implementation of the environments: native (in C) or gymnasium; mujoco is the same as gymnasium.
         seed: Random seed.
         max_steps: Stop after this many environment steps.
         max_seconds: Stop after this many seconds.
@@ -266,6 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_help()
             return 2
         _check_command(arguments[0])
+        if arguments[0] == "train":
+            _check_flags(arguments[1:])
         code = _parse_and_call(arguments)
     except MemlaneError as error:
         _console(stderr=True).print("error:", style="bold red", end=" ", highlight=False)
@@ -316,6 +323,18 @@ def _check_command(name: str) -> None:
         )
 
 
+def _check_flags(arguments: Sequence[str]) -> None:
+    """The parser does not know the names of other libraries, nor settings that are written as options."""
+    known = {*inspect.signature(train).parameters, "json", "set", "help"}
+    for argument in arguments:
+        name = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+        if argument.startswith("--") and name not in known:
+            from memlane.train.options import flag_hint
+
+            if hint := flag_hint(name):
+                raise UsageError(f"unknown option {argument}; {hint}")
+
+
 def _check_algorithm(name: str) -> None:
     """Refuse an unknown algorithm before the fork server and torch are started for it."""
     from memlane.train.algorithms import ALGORITHMS
@@ -354,24 +373,22 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
         options.num_envs, options.backend or "",
     )  # fmt: skip
     display = make_display(summary, as_json=as_json)
-    display.start()
     try:
-        result = train(options, on_update=display.update, resume=resume)
+        result = train(options, on_start=display.start, on_update=display.update, resume=resume)
     finally:
         display.stop()
     if isinstance(display, JsonLines):
         display.write("result", asdict(result))
     else:
-        reason = "stopped by Ctrl-C" if result.reason == "Ctrl-C" else result.reason
         evaluated = f"\nevaluated: {_format_returns(result.evaluation)}" if result.evaluation else ""
         run_dir = shlex.quote(str(result.run_dir))
         _print(
-            f"\n{reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
+            f"\n{result.reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"
             f"  memlane eval {run_dir} --render gif\n"
             f"  memlane resume {run_dir}"
         )
-    if result.reason == "Ctrl-C":
+    if result.stopped_by == "Ctrl-C":
         raise KeyboardInterrupt
 
 

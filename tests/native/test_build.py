@@ -174,7 +174,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    assert "is a folder" in error_of(tmp_path)
+    assert "is a directory" in error_of(tmp_path)
 
 
 def test_what_does_not_look_like_c_is_not_compiled(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_the_output_cannot_be_a_source_file(source: Path) -> None:
 
 
 def test_the_folder_of_the_output_must_be_there(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"there is no folder .*none"):
+    with pytest.raises(BuildError, match=r"there is no directory .*none"):
         build(source, tmp_path / "none" / "tiny.so")
 
 

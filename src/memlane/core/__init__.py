@@ -54,3 +54,7 @@ __all__ = [
     "leftovers",
     "reclaim",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "lowlevel"])

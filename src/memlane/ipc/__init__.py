@@ -81,3 +81,7 @@ __all__ = [
     "rollout_layout",
     "transition_layout",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -38,3 +38,7 @@ __all__ = [
     "Writer",
     "layout_of",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

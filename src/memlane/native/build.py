@@ -1,6 +1,6 @@
 """Build: compile a C file into a shared library for ``memlane.native.load``, with the system's compiler.
 
-The new library replaces the old one only after it has been checked: it is compiled into a temporary folder, another
+The new library replaces the old one only after it has been checked: it is compiled into a temporary directory, another
 process reads its spec, and then it is renamed. Processes that have the old library loaded keep using it.
 """
 
@@ -71,7 +71,7 @@ def build(
 ) -> Path:
     """Compile an environment and return the path of the library. Compiler warnings go to stderr.
 
-    ``output``: the library to write, or the folder for it; None writes it beside the source with the suffix ``.so``.
+    ``output``: the library to write, or the directory for it; None writes it beside the source with the suffix ``.so``.
     ``debug``: report undefined behaviour at run time, and add debug information. ``native``: optimise for this
     machine's processor; False builds a library that also runs on other machines."""
     for name in unknown:
@@ -85,7 +85,7 @@ def build(
     flags += _CPP_FLAGS if variable == "CXX" else []
     command = [*_compiler(variable), *flags, f"-I{_include_folder()}", str(source)]
     try:
-        # In the folder of the output: a rename is atomic only within one file system.
+        # In the directory of the output: a rename is atomic only within one file system.
         folder = tempfile.TemporaryDirectory(prefix=".memlane-build-", dir=output.parent)
     except OSError as error:
         raise BuildError(f"{output} cannot be written: {error.strerror}") from None
@@ -99,7 +99,7 @@ def build(
 
 def _check_source(source: Path) -> None:
     if source.is_dir():
-        raise BuildError(f"{source} is a folder; pass the C file in it")
+        raise BuildError(f"{source} is a directory; pass the C file in it")
     if not source.exists():
         raise BuildError(f"there is no file {source}; `memlane new NAME` writes a template")
     if source.suffix.lower() not in _C | _CPP:
@@ -116,7 +116,7 @@ def _output_path(source: Path, output: str | os.PathLike[str] | None) -> Path:
     if file.suffix.lower() in _C | _CPP:
         raise BuildError(f"the output {file} has the suffix of a source file; use {source.stem}.so")
     if not file.parent.is_dir():
-        raise BuildError(f"the output {file} cannot be written: there is no folder {file.parent}")
+        raise BuildError(f"the output {file} cannot be written: there is no directory {file.parent}")
     return file
 
 
@@ -125,7 +125,10 @@ def _compiler(variable: str) -> list[str]:
     command = shlex.split(os.environ.get(variable, ""))
     if command:
         if shutil.which(command[0]) is None:
-            raise BuildError(f"{variable} is {os.environ[variable]!r}, but there is no program {command[0]!r}")
+            raise BuildError(
+                f"{variable} is {os.environ[variable]!r}, but there is no program {command[0]!r}; set {variable} to a "
+                "compiler command, or unset it"
+            )
         return command
     for name in _COMPILERS[variable]:
         if shutil.which(name):
@@ -136,7 +139,7 @@ def _compiler(variable: str) -> list[str]:
 
 
 def _include_folder() -> Path:
-    """The folder ``include`` beside the native module, which an editable install does not have beside this file."""
+    """The directory ``include`` beside the native module, which an editable install does not have beside this file."""
     folder = Path(_native.__file__).parent / "include"
     if not (folder / "memlane" / "env.h").exists():
         raise BuildError(f"the header memlane/env.h is missing in {folder}: install memlane again, it is incomplete")

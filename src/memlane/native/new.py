@@ -1,4 +1,4 @@
-"""New: write a folder with a small working environment, its tests and a training script, as a template."""
+"""New: write a directory with a small working environment, its tests and a training script, as a template."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class FolderExists(NewError, FileExistsError):
 
 
 def new(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """Write a folder with an environment called ``name`` and return its path.
+    """Write a directory with an environment called ``name`` and return its path.
 
-    ``folder``: must not exist yet; None creates a folder called ``name`` in the current directory."""
+    ``folder``: must not exist yet; None creates a directory called ``name`` in the current directory."""
     _check_name(name)
     target = Path(name if folder is None else folder)
     texts = {
         file.replace(_PLACEHOLDER, name): (_TEMPLATE / file).read_text().replace(_PLACEHOLDER, name) for file in _FILES
     }
     try:
-        # mkdir is the check: a separate look before it could miss a folder that another process creates meanwhile.
+        # mkdir is the check: a separate look before it could miss a directory that another process creates meanwhile.
         target.mkdir(parents=True)
         for file, text in texts.items():
             (target / file).write_text(text)
     except FileExistsError:
-        raise FolderExists(f"{target} already exists and was not changed; choose another name or folder") from None
+        raise FolderExists(f"{target} already exists and was not changed; choose another name or directory") from None
     except OSError as error:
         raise NewError(f"{target} cannot be written: {error.strerror}") from None
     return target
@@ -56,14 +56,18 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise NewError(f"{name!r} cannot be a name: use the letters A to Z, digits and _, and begin with a letter")
     if keyword.iskeyword(name) or name in _C_KEYWORDS:
-        raise NewError(f"{name!r} cannot be a name: it is a keyword of {'Python' if keyword.iskeyword(name) else 'C'}")
+        language = "Python" if keyword.iskeyword(name) else "C"
+        raise NewError(f"{name!r} cannot be a name: it is a keyword of {language}; choose another")
     if name in sys.stdlib_module_names or name == "train" or _is_module(name):
         # Python imports a library NAME.so beside a script as the module NAME.
-        raise NewError(f"{name!r} cannot be a name: {name}.so would hide the Python module {name} from `import {name}`")
+        raise NewError(
+            f"{name!r} cannot be a name: {name}.so would hide the Python module {name} from `import {name}`; "
+            "choose another"
+        )
 
 
 def _is_module(name: str) -> bool:
-    """Whether ``import name`` finds code. A folder without code (a namespace package) does not count."""
+    """Whether ``import name`` finds code. A directory without code (a namespace package) does not count."""
     try:
         module = find_spec(name)
     except (ImportError, ValueError):

@@ -22,3 +22,7 @@ __all__ = [
     "read_from_shared_memory",
     "write_to_shared_memory",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

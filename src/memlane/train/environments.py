@@ -53,11 +53,12 @@ def make_envs(
         from memlane import native
 
         hint = did_you_mean(env, [*native.built_in_names(), *gymnasium.registry])
-        raise LookupError(f"unknown environment {env!r}{hint or f': {error}'}") from error
+        lists = "`memlane envs` lists memlane's environments, `gymnasium.pprint_registry()` Gymnasium's"
+        raise LookupError(f"unknown environment {env!r}{hint or f': {error} {lists}'}") from error
 
 
 def check_backend(backend: str) -> str:
-    """Return the name of a backend; ``ValueError`` if there is none of that name."""
+    """Return ``backend``; ``ValueError`` if there is no backend of that name."""
     if backend not in get_args(Backend):
         names = ", ".join(get_args(Backend))
         raise ValueError(f"backend must be one of {names}, found {backend!r}{did_you_mean(backend, get_args(Backend))}")

@@ -1,4 +1,4 @@
-"""Interrupts: Ctrl-C ends a training after an update, never in the middle of one. A second Ctrl-C ends it at once."""
+"""Interrupts: Ctrl-C ends a training run after an update, never during one. A second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 

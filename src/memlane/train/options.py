@@ -1,6 +1,6 @@
-"""Options of a training: what the caller asks for, completed from a preset, and settings written as ``KEY=VALUE``.
+"""Options of a training run: what the caller asks for, completed from a preset, and settings written as ``KEY=VALUE``.
 
-This module has no torch at import, so that options and their errors are quick. Names that users of Stable-Baselines3
+This module does not import torch, so that options and their errors are quick. Names that users of Stable-Baselines3
 and CleanRL type are answered with memlane's names: the tables are here, and nowhere else.
 """
 
@@ -23,23 +23,25 @@ from memlane.train.presets import preset_for
 
 
 class OptionError(MemlaneError, ValueError):
-    """An environment, an algorithm, a setting or a run directory that a training cannot use."""
+    """An environment, an algorithm, a setting or a run directory that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, on what, and for how long. ``None`` means: as the preset of the environment has it."""
+    """What to train, on what, and for how long. Options that are None get the value of the environment's preset, unless
+    their description says otherwise."""
 
     env: Any
     """Gymnasium id, name of a native environment, path of a native library, or a function that makes an environment."""
     algo: str = "appo"
     """Algorithm: ``appo``, ``sac`` or ``dqn``."""
     collectors: int = 1
-    """Collector processes."""
+    """Number of collector processes."""
     num_envs: int | None = None
     """Environments per collector."""
     backend: str | None = None
-    """What steps the environments: ``native``, ``gymnasium`` or ``mujoco``; None: the fastest that has them."""
+    """Implementation of the environments: ``native`` (in C) or ``gymnasium``; ``mujoco`` is the same as ``gymnasium``.
+    None: ``native`` where memlane has the environment, else ``gymnasium``."""
     seed: int = 0
     """Seed of the networks, of the environments and of exploration."""
     max_steps: int | None = None
@@ -53,7 +55,7 @@ class Options:
     max_lag: int = 1
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
-    """Give the same numbers for the same seed. Synchronous, and so slower."""
+    """Make equal seeds give equal results. Synchronous, and so slower."""
     save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
@@ -78,11 +80,14 @@ def resolve_options(options: Options) -> Options:
     networks = preset.config.get("network"), options.config.get("network")
     if isinstance(networks[0], Mapping) and isinstance(networks[1], Mapping):
         config["network"] = {**networks[0], **networks[1]}
+    max_steps = preset.max_steps if options.max_steps is None else options.max_steps
+    if max_steps < 1:
+        raise OptionError(f"max_steps must be at least 1, found {max_steps}")
     return replace(
         options,
         backend=backend,
         num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
-        max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
+        max_steps=max_steps,
         target=preset.target if options.target is None else options.target,
         run_dir=options.run_dir or Path("runs") / f"{env_label(options.env)}-{time.strftime('%Y%m%d-%H%M%S')}",
         config=config,
@@ -92,11 +97,19 @@ def resolve_options(options: Options) -> Options:
 def load_options(run_dir: str | Path) -> Options:
     """Read the options of a run, to resume it or to evaluate its policy."""
     path = Path(run_dir) / "config.json"
+    if not path.parent.is_dir():
+        raise OptionError(f"there is no directory {run_dir}; `memlane train` prints the run directory when it ends")
     if not path.exists():
-        raise OptionError(f"{run_dir} is not a run: it has no config.json")
-    saved = json.loads(path.read_text())["options"]
+        raise OptionError(f"{run_dir} is not a run directory: it has no config.json")
+    try:
+        saved = json.loads(path.read_text())["options"]
+    except (ValueError, KeyError) as error:
+        raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if saved["env"] is None:
-        raise OptionError(f"{run_dir} was trained on a function, which config.json cannot name; resume it from Python")
+        raise OptionError(
+            f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; resume it "
+            "in Python: train(Options(env=function, run_dir=...), resume=True)"
+        )
     return Options(**{**saved, "run_dir": run_dir})
 
 
@@ -164,7 +177,7 @@ def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
         if not equals:
             raise OptionError(f"a setting is written KEY=VALUE, found {text!r}")
         if name in _OPTION_NAMES:
-            raise OptionError(f"{name} has an option of its own: {_flag(name)}")
+            raise OptionError(f"{name} is an option, not a setting: use {_flag(name)}")
         if name not in types:
             hint = _hint(name, types)
             known = ", ".join(sorted(types))
@@ -215,7 +228,7 @@ def _parse_literal(text: str) -> Any:
 
 
 def check_algorithm(algo: str) -> str:
-    """Return the name of an algorithm; ``OptionError`` if there is none of that name."""
+    """Return ``algo``; ``OptionError`` if there is no algorithm of that name."""
     if algo not in ALGORITHMS:
         hint = did_you_mean(algo, ALGORITHMS, _ALGORITHM_SYNONYMS)
         raise OptionError(f"algo must be one of {', '.join(ALGORITHMS)}, found {algo!r}{hint}")
@@ -236,6 +249,17 @@ def _hint(name: str, known: Iterable[str]) -> str:
         if option is not None:
             return f"did you mean the option {option}, {_flag(option)} of the command?"
     return did_you_mean(name, known, {} if synonym is None else {name: synonym}).removeprefix("; ")
+
+
+def flag_hint(name: str) -> str:
+    """What to write instead of an option that ``memlane train`` does not have. Empty: nothing is near."""
+    settings = {setting for known in _SYNONYMS.values() for setting in known}
+    if name in _OPTION_SYNONYMS:
+        return f"did you mean {_flag(_OPTION_SYNONYMS[name])}?"
+    if name in settings or name in _SYNONYMS:
+        known = (name,) if name in settings else _SYNONYMS[name]
+        return f"settings of the algorithm are written {' or '.join(f'--set {setting}=VALUE' for setting in known)}"
+    return _EXPLANATIONS.get(name, "").replace("set ", "--set ", 1)
 
 
 def _flag(option: str) -> str:
@@ -287,7 +311,7 @@ _OPTION_SYNONYMS = {
     "total_timesteps": "max_steps", "max_timesteps": "max_steps", "n_envs": "num_envs", "num_workers": "collectors",
     "num_actors": "collectors", "num_collectors": "collectors", "sim_backend": "backend", "random_seed": "seed",
 }  # fmt: skip
-"""Settings of other libraries that are options of a training here."""
+"""Settings of other libraries that are options here."""
 
 _EXPLANATIONS = {
     "num_minibatches": "set minibatch_size instead: num_steps * environments / num_minibatches",

@@ -1,4 +1,4 @@
-"""Run: the directory of a training, with its options, metrics and checkpoints.
+"""Run: the directory of a training run, with its options, metrics and checkpoints.
 
 config.json      options and versions
 metrics.csv      one line per update
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import time
 from collections import deque
@@ -83,7 +84,7 @@ class Metrics:
 
 
 class Run:
-    """The directory of one training. An existing directory is continued."""
+    """The directory of one training run. A run that the directory already has is continued."""
 
     def __init__(
         self, run_dir: str | Path, config: Mapping[str, Any] | None = None, *, tensorboard: bool = True
@@ -227,9 +228,12 @@ def _replace_file(path: Path, content: bytes) -> Path:
 
 
 def _open_tensorboard(run_dir: Path) -> Any:
-    """TensorBoard's writer; None if it is not installed."""
+    """TensorBoard's writer; None, and a line in the log, if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
+        logging.getLogger("memlane").warning(
+            'tensorboard is not installed, so metrics are written to metrics.csv only: pip install "memlane[cli]"'
+        )
         return None
     return SummaryWriter(str(run_dir))

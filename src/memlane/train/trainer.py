@@ -1,4 +1,4 @@
-"""Trainer: a whole training, from options to a run directory, and the evaluation of its policy."""
+"""Trainer: a whole training run, from options to a run directory, and the evaluation of its policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -27,17 +27,23 @@ _EVALUATION_EPISODES = 20
 _MAX_EPISODE_STEPS = 100_000
 """Steps after which an evaluation cuts an episode that does not end."""
 _NO_LIMIT = 1 << 62
-"""Updates: a training is limited by its target, by steps and by seconds."""
+"""Updates: the target, steps and seconds limit a training run instead."""
+
+
+StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
+"""What stopped a training run: the option that set the limit, or Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a training ended."""
+    """How a training run ended."""
 
     run_dir: Path
     """Directory of the run."""
+    stopped_by: StoppedBy
+    """What stopped the training: ``"target"``, ``"max_steps"``, ``"max_seconds"`` or ``"Ctrl-C"``."""
     reason: str
-    """Why the training stopped."""
+    """Why the training stopped, as text."""
     iteration: int
     """Updates since the start of the training."""
     env_steps: int
@@ -50,9 +56,16 @@ class Result:
     """Evaluation of the last policy with deterministic actions: what ``evaluate`` returns. Empty after Ctrl-C."""
 
 
-def train(options: Options, *, on_update: Callable[[Metrics], object] | None = None, resume: bool = False) -> Result:
+def train(
+    options: Options,
+    *,
+    on_start: Callable[[], object] | None = None,
+    on_update: Callable[[Metrics], object] | None = None,
+    resume: bool = False,
+) -> Result:
     """Train until the target, a limit or Ctrl-C; then evaluate the policy and write the report.
 
+    ``on_start`` is called before the collectors start, once the options and the environment have been checked.
     ``on_update`` is called with the metrics of each update. ``resume`` continues the run in ``options.run_dir``.
     """
     options = resolve_options(options)
@@ -63,7 +76,7 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
     run_dir = Path(options.run_dir or ".")
     checkpoint = _load_checkpoint(run_dir) if resume else None
     if not resume and (run_dir / "metrics.csv").exists():
-        raise OptionError(f"{run_dir} has a run already: resume it, or choose another folder")
+        raise OptionError(f"{run_dir} has a run already: resume it, or choose another directory")
     rl_cfg = {
         **options.config, "seed": options.seed, "collectors": options.collectors,
         "max_lag": options.max_lag, "deterministic": options.deterministic,
@@ -79,10 +92,15 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         runner = algorithm_for(options.algo)(
             options.env, options.env_settings, rl_cfg, device=options.device, sim_backend=backend, num_envs=num_envs
         )
-    except (TypeError, ValueError, LookupError, gymnasium.error.Error) as error:
+    except (TypeError, ValueError, LookupError, OSError, gymnasium.error.Error) as error:
         raise OptionError(str(error)) from error
     with runner:
-        run = runner.run = Run(run_dir, config)
+        try:
+            run = runner.run = Run(run_dir, config)
+        except OSError as error:
+            raise OptionError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+        if on_start is not None:
+            on_start()
         if checkpoint is not None:
             runner.restore(run.load())
         if on_update is not None:
@@ -92,27 +110,28 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         def should_stop(metrics: Metrics) -> str | None:
             enough_episodes = len(run.recent_returns) == run.recent_returns.maxlen
             if target is not None and enough_episodes and metrics.mean_return >= target:
-                return f"the target of {target:g} is reached"
+                return "target"
             if metrics.env_steps >= max_steps:
-                return f"the limit of {max_steps:,} steps is reached"
+                return "max_steps"
             if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
-                return f"the limit of {options.max_seconds:g} s is reached"
+                return "max_seconds"
             return None
 
         runner.should_stop = should_stop
         runner.progress = lambda metrics: metrics.env_steps / max_steps
         runner.learn(_NO_LIMIT, options.save_interval)
-        reason = runner.stop_reason
+        stopped_by = cast(StoppedBy, runner.stop_reason)
         evaluation: dict[str, Any] = {}
-        if reason != "Ctrl-C":
+        if stopped_by != "Ctrl-C":
             try:
                 policy = runner.learner.policy
                 evaluation = evaluate(policy, options.env, backend, env_settings=options.env_settings)
             except KeyboardInterrupt:
-                reason = "Ctrl-C"
+                stopped_by = "Ctrl-C"
         result = Result(
-            run_dir, reason, runner.iteration, runner.env_steps, run.latest.seconds, run.latest.mean_return, evaluation
-        )
+            run_dir, stopped_by, _reason(stopped_by, options), runner.iteration, runner.env_steps, run.latest.seconds,
+            run.latest.mean_return, evaluation,
+        )  # fmt: skip
         as_json = asdict(result)
         if not math.isfinite(result.mean_return):  # JSON has no nan
             as_json["mean_return"] = None
@@ -120,6 +139,18 @@ def train(options: Options, *, on_update: Callable[[Metrics], object] | None = N
         run.close()
     write_report(run_dir)
     return result
+
+
+def _reason(stopped_by: StoppedBy, options: Options) -> str:
+    match stopped_by:
+        case "target":
+            return f"the target of {options.target:g} is reached"
+        case "max_steps":
+            return f"the limit of {options.max_steps:,} steps is reached"
+        case "max_seconds":
+            return f"the limit of {options.max_seconds:g} s is reached"
+        case "Ctrl-C":
+            return "stopped by Ctrl-C"
 
 
 def evaluate(

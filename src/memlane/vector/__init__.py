@@ -30,3 +30,7 @@ __all__ = [
     "shared_assets",
     "write_to_shared_memory",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

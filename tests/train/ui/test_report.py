@@ -29,6 +29,7 @@ CONFIG: dict[str, Any] = {
     "versions": {"memlane": "0.1", "torch": "2.13"},
 }
 RESULT = {
+    "stopped_by": "target",
     "reason": "the target of 475 is reached",
     "mean_return": 480.0,
     "evaluation": {"episodes": 20, "mean_return": 499.5, "std_return": 1.25},
@@ -145,7 +146,9 @@ def test_a_folder_with_nothing_but_its_config_makes_a_page(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_stopped_before_its_evaluation_makes_a_page(tmp_path: Path) -> None:
-    text = page_of(run(tmp_path, [row(1), row(2)], {"reason": "Ctrl-C", "evaluation": {}}))
+    text = page_of(
+        run(tmp_path, [row(1), row(2)], {"stopped_by": "Ctrl-C", "reason": "stopped by Ctrl-C", "evaluation": {}})
+    )
     assert "stopped by Ctrl-C" in text
     assert "evaluation return" not in text
 

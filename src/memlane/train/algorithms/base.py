@@ -91,7 +91,7 @@ class Algorithm(AsyncRunner):
             self.observation_space, self.action_space = probe.single_observation_space, probe.single_action_space
             if probe.num_envs != 1:
                 name = type(self).__name__
-                raise ValueError(f"{env_name} has {probe.num_envs} agents; {name} trains environments with one")
+                raise ValueError(f"{env_name} has {probe.num_envs} agents; {name} trains environments with one agent")
         finally:
             probe.close()
         self.learner = self.make_learner(self.observation_space, self.action_space)

@@ -1,1 +1,1 @@
-"""What a person sees of a training run: the live display, the report, and a GIF of an episode."""
+"""The user interface of a training run: the live display, the report, and a GIF of an episode."""

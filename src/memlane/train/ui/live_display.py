@@ -1,4 +1,4 @@
-"""Live display: what a training prints while it runs. ``LiveDisplay`` for a terminal, ``LogLines`` for a log file,
+"""Live display: what a training run prints. ``LiveDisplay`` for a terminal, ``LogLines`` for a log file,
 ``JsonLines`` for programs.
 
 The learner's process draws, so a display gets every update but draws only a few times per second.
@@ -292,7 +292,7 @@ class LiveDisplay:
             else:
                 out.append(text, "bright_blue")
             out.append("\n")
-        begin, middle, end = f"{points[0][0]:.0f} s", "return of the last 100 episodes", f"{points[-1][0]:.0f} s"
+        begin, middle, end = f"{points[0][0]:.0f} s", "mean return of the last 100 episodes", f"{points[-1][0]:.0f} s"
         axis = middle.center(max(width - label_width - 3 - len(begin) - len(end), len(middle) + 2))
         out.append(" " * (label_width + 2) + begin + axis + end + "\n", "dim")
 

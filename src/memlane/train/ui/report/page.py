@@ -65,9 +65,7 @@ def _status(result: Mapping[str, Any], columns: Mapping[str, Column]) -> tuple[s
     reason = str(result.get("reason", ""))
     if not reason:
         return "open", "not finished: the run is in progress or was killed" if columns else "no updates yet"
-    if "target" in reason:
-        return "good", reason
-    return "plain", "stopped by Ctrl-C" if reason == "Ctrl-C" else reason
+    return "good" if result.get("stopped_by") == "target" else "plain", reason
 
 
 def _summary(config: Mapping[str, Any]) -> str:
