@@ -122,9 +122,7 @@ struct Spinning {
         while (turn.load(std::memory_order_acquire) != until)
             pause_core();
     }
-    static void advance(std::atomic<std::uint32_t> &turn, std::uint32_t to) {
-        turn.store(to, std::memory_order_release);
-    }
+    static void advance(std::atomic<std::uint32_t> &turn, std::uint32_t to) { turn.store(to, std::memory_order_release); }
 };
 
 struct Sleeping {
@@ -173,8 +171,9 @@ template <class Wait> void pingpong(const std::string &name, std::uint32_t trips
         }
     }
     join(child);
-    print(name, "\"operation\": \"round trip\", \"payload_bytes\": 64, \"operations_per_block\": " +
-                    std::to_string(per_block), block_ns);
+    print(name,
+          "\"operation\": \"round trip\", \"payload_bytes\": 64, \"operations_per_block\": " + std::to_string(per_block),
+          block_ns);
 }
 
 // ------------------------------------------------------------------------------------------------------------ wake
@@ -258,8 +257,8 @@ void gather(std::size_t rows, std::size_t row_bytes, std::size_t batch, std::siz
     std::atomic<std::size_t> begun = 0, ended = 0;
     std::atomic<bool> over = false;
     const auto part = [&](std::size_t member, std::size_t round) {
-        gather_range(table.data(), row_bytes, drawn.data() + round % batches * batch, out.data(),
-                     batch * member / threads, batch * (member + 1) / threads);
+        gather_range(table.data(), row_bytes, drawn.data() + round % batches * batch, out.data(), batch * member / threads,
+                     batch * (member + 1) / threads);
     };
     std::vector<std::thread> helpers;
     for (std::size_t member = 1; member < threads; ++member)
@@ -291,9 +290,11 @@ void gather(std::size_t rows, std::size_t row_bytes, std::size_t batch, std::siz
     begun.store(round + 1, std::memory_order_release);
     for (auto &helper : helpers)
         helper.join();
-    print("gather", "\"operation\": \"batch\", \"rows\": " + std::to_string(rows) + ", \"row_bytes\": " +
-                        std::to_string(row_bytes) + ", \"batch\": " + std::to_string(batch) + ", \"threads\": " +
-                        std::to_string(threads) + ", \"operations_per_block\": " + std::to_string(batches), block_ns);
+    print("gather",
+          "\"operation\": \"batch\", \"rows\": " + std::to_string(rows) + ", \"row_bytes\": " + std::to_string(row_bytes) +
+              ", \"batch\": " + std::to_string(batch) + ", \"threads\": " + std::to_string(threads) +
+              ", \"operations_per_block\": " + std::to_string(batches),
+          block_ns);
 }
 
 void copy(std::size_t bytes, std::size_t repeats) {
@@ -311,8 +312,10 @@ void copy(std::size_t bytes, std::size_t repeats) {
         if (block >= 0)
             block_ns.push_back(static_cast<double>(now_ns() - begin) / static_cast<double>(per_block));
     }
-    print("memcpy", "\"operation\": \"copy\", \"bytes\": " + std::to_string(bytes) + ", \"operations_per_block\": " +
-                        std::to_string(per_block), block_ns);
+    print("memcpy",
+          "\"operation\": \"copy\", \"bytes\": " + std::to_string(bytes) +
+              ", \"operations_per_block\": " + std::to_string(per_block),
+          block_ns);
 }
 
 // -------------------------------------------------------------------------------------------------------- arguments

@@ -24,8 +24,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 const memlane_spec *find(const std::string &name) {
-#define ENV(file)                                                                                                          \
-    if (name == memlane_env_##file.name)                                                                                   \
+#define ENV(file)                                                                                                           \
+    if (name == memlane_env_##file.name)                                                                                    \
         return &memlane_env_##file;
 #include "built_in_envs.inc"
 #undef ENV
@@ -69,10 +69,19 @@ int main(int argc, char **argv) {
     for (int i = 0; i < spec->num_settings; ++i)
         settings.push_back(spec->settings[i].value);
     std::vector<std::int32_t> steps(rows);
-    memlane_envs envs{num_envs, 1, arrays.zeros(rows * spec->state_bytes), static_cast<std::uint64_t *>(arrays.zeros(rows * 8)),
-                      actions.data(), observations.data(), static_cast<double *>(arrays.zeros(rows * 8)),
-                      static_cast<std::uint8_t *>(arrays.zeros(rows)), static_cast<std::uint8_t *>(arrays.zeros(rows)),
-                      infos.data(), static_cast<std::uint8_t *>(arrays.zeros(rows)), settings.data(), steps.data()};
+    memlane_envs envs{num_envs,
+                      1,
+                      arrays.zeros(rows * spec->state_bytes),
+                      static_cast<std::uint64_t *>(arrays.zeros(rows * 8)),
+                      actions.data(),
+                      observations.data(),
+                      static_cast<double *>(arrays.zeros(rows * 8)),
+                      static_cast<std::uint8_t *>(arrays.zeros(rows)),
+                      static_cast<std::uint8_t *>(arrays.zeros(rows)),
+                      infos.data(),
+                      static_cast<std::uint8_t *>(arrays.zeros(rows)),
+                      settings.data(),
+                      steps.data()};
     for (std::size_t i = 0; i < rows; ++i)
         envs.random[i] = i * 7919;
     // Random actions, so that episodes end as often as they do with memlane.

@@ -32,16 +32,16 @@ static inline links derivative(links now, double torque) {
     const double d1 = 0.25 + (1.25 + cosine2) + 1 + 1, d2 = 0.25 + 0.5 * cosine2 + 1;
     /* Gymnasium writes these two sines as cos(angle - pi / 2). The first is the sine of angle1 + angle2. */
     const double phi2 = 0.5 * GRAVITY * (sine1 * cosine2 + cosine1 * sine2);
-    const double phi1 = -0.5 * (now.speed2 * now.speed2) * sine2 - now.speed2 * now.speed1 * sine2 +
-                        1.5 * GRAVITY * sine1 + phi2;
+    const double phi1 =
+        -0.5 * (now.speed2 * now.speed2) * sine2 - now.speed2 * now.speed1 * sine2 + 1.5 * GRAVITY * sine1 + phi2;
     const double turn2 = (torque + d2 / d1 * phi1 - 0.5 * (now.speed1 * now.speed1) * sine2 - phi2) / (1.25 - d2 * d2 / d1);
     const double turn1 = -(d2 * turn2 + phi1) / d1;
     return (links){now.speed1, now.speed2, turn1, turn2};
 }
 
 static inline links advance(links now, double seconds, links rate) {
-    return (links){now.angle1 + seconds * rate.angle1, now.angle2 + seconds * rate.angle2, now.speed1 + seconds * rate.speed1,
-                   now.speed2 + seconds * rate.speed2};
+    return (links){now.angle1 + seconds * rate.angle1, now.angle2 + seconds * rate.angle2,
+                   now.speed1 + seconds * rate.speed1, now.speed2 + seconds * rate.speed2};
 }
 
 /* The same angle between -pi and pi. */

@@ -9,16 +9,11 @@
 #define STEP_COST 0.01
 
 /* '#' is a wall, '~' lava. All other cells are connected, so a target can always be reached. */
+/* clang-format off: one line per row */
 static const char map[SIDE][SIDE + 1] = {
-    "........",
-    ".##..#..",
-    ".#...#..",
-    "....~...",
-    "..~.....",
-    "..#..##.",
-    "..#...#.",
-    "........",
+    "........", ".##..#..", ".#...#..", "....~...", "..~.....", "..#..##.", "..#...#.", "........",
 };
+/* clang-format on */
 
 typedef struct cell {
     int32_t x, y;

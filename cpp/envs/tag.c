@@ -114,7 +114,7 @@ static void render(const memlane_envs *envs, int32_t i, uint8_t *rgb) {
 
 #define OTHER(sign) sign * 2 * EDGE, sign * 2 * EDGE, sign > 0, sign > 0
 static const double bounds[2][OBSERVATION_SIZE] = {{-EDGE, -EDGE, 0, OTHER(-1), OTHER(-1), OTHER(-1)},
-                                          {EDGE, EDGE, 1, OTHER(1), OTHER(1), OTHER(1)}};
+                                                   {EDGE, EDGE, 1, OTHER(1), OTHER(1), OTHER(1)}};
 static const memlane_field observations[] = {
     {.dtype = MEMLANE_FLOAT32, .num_dims = 1, .shape = {OBSERVATION_SIZE}, .lows = bounds[0], .highs = bounds[1]},
 };

@@ -64,12 +64,14 @@ class Rows {
         const auto count = static_cast<std::int64_t>(indices.shape(0));
         if (other_rows != count)
             throw nb::value_error(("there are " + std::to_string(count) + " indices, but " + other + " has " +
-                                   std::to_string(other_rows) + " rows").c_str());
+                                   std::to_string(other_rows) + " rows")
+                                      .c_str());
         const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, rows);
         if (bad >= 0)
             throw nb::index_error(("indices[" + std::to_string(bad) + "] is " +
                                    std::to_string(indices(static_cast<std::size_t>(bad))) + ", but there are rows 0 to " +
-                                   std::to_string(rows - 1)).c_str());
+                                   std::to_string(rows - 1))
+                                      .c_str());
     }
 
     std::int64_t count_;
@@ -89,7 +91,8 @@ void bind_core(nb::module_ &m) {
         .def(nb::init<int, std::size_t, std::size_t, bool>(), "fd"_a, "offset"_a, "nbytes"_a, "writeable"_a)
         .def_prop_ro("nbytes", &Mapping::bytes)
         .def_prop_ro("closed", &Mapping::closed)
-        .def("close", &Mapping::close, "Refuse new operations. The memory is unmapped when the last object that uses it is gone.")
+        .def("close", &Mapping::close,
+             "Refuse new operations. The memory is unmapped when the last object that uses it is gone.")
         .def("retire", &Mapping::retire,
              "Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1.");
 
@@ -107,8 +110,8 @@ void bind_core(nb::module_ &m) {
              "PeerDied soon after the death of one of `peers`.");
 
     nb::class_<Words>(m, "Words", "A table of atomic 64-bit words.")
-        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::string>(), "mapping"_a, "offset"_a,
-             "count"_a, "label"_a)
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::string>(), "mapping"_a, "offset"_a, "count"_a,
+             "label"_a)
         .def("__len__", &Words::count)
         .def_prop_ro("label", &Words::label)
         .def("load", &Words::load, "index"_a)
@@ -125,7 +128,8 @@ void bind_core(nb::module_ &m) {
 
     nb::class_<Rows>(m, "Rows", "Fields of equal length at fixed addresses, whose rows are copied by index.")
         .def(nb::init<std::int64_t, std::vector<Rows::FieldTuple>>(), "count"_a, "fields"_a)
-        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a, "Copy row `indices[i]` of every field to row i of `out`.")
+        .def("gather", &Rows::gather, "indices"_a, "out"_a, "threads"_a,
+             "Copy row `indices[i]` of every field to row i of `out`.")
         .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a,
              "Copy row i of every field of `values` to row `indices[i]`.");
 

@@ -27,7 +27,8 @@ struct ExchangeTable {
     std::uint32_t major, minor;
     ExchangeTable *older;
     void *managed_tensor_allocator, *managed_tensor_from_py_object, *managed_tensor_to_py_object;
-    int (*describe)(void *object, nb::dlpack::dltensor *description); // may be null; returns 0, or -1 with a Python error set
+    int (*describe)(void *object,
+                    nb::dlpack::dltensor *description); // may be null; returns 0, or -1 with a Python error set
     void *current_work_stream;
 
     // The table of a tensor class; null if it has none of version 1.

@@ -31,7 +31,7 @@ constexpr double release_gil_above_ns = 50'000;
 
 // Results of EnvHost::step that are not a count: nothing has been stepped.
 constexpr std::int32_t needs_conversion = -1; // the actions are not an array that the host can read
-constexpr std::int32_t needs_reset = -2;      // episodes have ended, and with Autoreset::disabled the caller must reset them
+constexpr std::int32_t needs_reset = -2; // episodes have ended, and with Autoreset::disabled the caller must reset them
 
 // The memory of a contiguous writable array of at least `bytes`. The caller keeps the array alive.
 void *memory_of(nb::handle array, std::size_t bytes, const std::string &name) {
@@ -39,8 +39,9 @@ void *memory_of(nb::handle array, std::size_t bytes, const std::string &name) {
     if (!buffer.held)
         throw nb::buffer_error((name + " must be a contiguous writable array").c_str());
     if (static_cast<std::size_t>(buffer.view.len) < bytes)
-        throw nb::value_error((name + " must have at least " + std::to_string(bytes) + " bytes, found " +
-                               std::to_string(buffer.view.len)).c_str());
+        throw nb::value_error(
+            (name + " must have at least " + std::to_string(bytes) + " bytes, found " + std::to_string(buffer.view.len))
+                .c_str());
     return buffer.view.buf;
 }
 
@@ -204,8 +205,8 @@ class EnvHost {
     void check_index(std::int32_t env) {
         const std::int32_t count = host().num_envs();
         if (env < 0 || env >= count)
-            throw nb::index_error(("there is no environment " + std::to_string(env) + ", only 0 to " +
-                                   std::to_string(count - 1)).c_str());
+            throw nb::index_error(
+                ("there is no environment " + std::to_string(env) + ", only 0 to " + std::to_string(count - 1)).c_str());
     }
 
     // Whether the host can read the actions from this buffer.
@@ -224,7 +225,7 @@ class EnvHost {
                within_bounds(field, static_cast<const std::int64_t *>(actions.view.buf), rows_);
     }
 
-    nb::dict arrays_;       // keeps the memory of the buffers alive
+    nb::dict arrays_; // keeps the memory of the buffers alive
     nb::object keep_alive_; // keeps the spec alive
     int num_threads_;
     std::size_t rows_;
@@ -255,9 +256,13 @@ void bind_envs(nb::module_ &m) {
     m.attr("STEP_NEEDS_RESET") = needs_reset;
     m.def("built_in_envs", &built_in_envs,
           "The built-in environments by name: address of the spec, max_episode_steps, num_agents.");
-    m.def("env_layout", [] {
-        return nb::make_tuple(sizeof(memlane_spec), sizeof(memlane_field), sizeof(memlane_setting), sizeof(memlane_envs));
-    }, "The sizes in bytes of memlane_spec, memlane_field, memlane_setting and memlane_envs.");
+    m.def(
+        "env_layout",
+        [] {
+            return nb::make_tuple(sizeof(memlane_spec), sizeof(memlane_field), sizeof(memlane_setting),
+                                  sizeof(memlane_envs));
+        },
+        "The sizes in bytes of memlane_spec, memlane_field, memlane_setting and memlane_envs.");
 
     nb::class_<EnvHost>(m, "EnvHost",
                         "Runs the environments of a C library on arrays that Python allocated. One thread at a time.")
@@ -269,12 +274,14 @@ void bind_envs(nb::module_ &m) {
              "Start new episodes where the mask is True, or everywhere.")
         .def("step", &EnvHost::step, "actions"_a,
              "Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET.")
-        .def("step_stored", [](EnvHost &it) { return it.step_with(nullptr); },
-             "step() with the actions in the host's own array.")
+        .def(
+            "step_stored", [](EnvHost &it) { return it.step_with(nullptr); },
+            "step() with the actions in the host's own array.")
         .def("send", &EnvHost::send, "envs"_a, "Start a step of these environments on background threads.")
         .def("receive", &EnvHost::receive, "min_completed"_a, "timeout"_a = nb::none(),
              "The environments whose step is complete, at least min_completed of them; None after timeout seconds.")
-        .def("render", &EnvHost::render, "index"_a, "image"_a, "Draw an environment into an array of shape (height, width, 3).")
+        .def("render", &EnvHost::render, "index"_a, "image"_a,
+             "Draw an environment into an array of shape (height, width, 3).")
         .def_prop_ro("threads", &EnvHost::threads, "The number of threads that the next step uses.")
         .def_prop_ro("step_ns", &EnvHost::step_ns, "Measured duration of a step of all environments on one thread, in ns.")
         .def("close", &EnvHost::close, "Stop the background threads and call the environment's close.");

@@ -33,7 +33,8 @@ inline void require_open(const Mapping &mapping, const std::string &label) {
 
 inline void require_writeable(const Mapping &mapping, const std::string &label) {
     if (!mapping.writeable()) [[unlikely]]
-        raise("SegmentError", label + " is in a segment that was attached read-only; attach it with writeable=True to change it");
+        raise("SegmentError",
+              label + " is in a segment that was attached read-only; attach it with writeable=True to change it");
 }
 
 // The address of `bytes` bytes at `offset`. Raises SegmentError unless they are inside the mapping and aligned.

@@ -34,7 +34,8 @@ struct Head {
     std::int64_t sequence, policy_version, writer, process, claimed_ns, committed_ns, rows;
     bool operator==(const Head &) const = default;
     auto as_tuple() const { return std::tuple(sequence, policy_version, writer, process, claimed_ns, committed_ns, rows); }
-    using Tuple = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+    using Tuple =
+        std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 };
 
 class RingHandle {
@@ -43,8 +44,8 @@ class RingHandle {
                std::size_t stride, std::int64_t unread_limit, bool block, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), payload_bytes_(stride - sizeof(SlotHead)),
           ring_(checked_address(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
-                checked_address(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_), count,
-                stride, unread_limit, block ? Overflow::block : Overflow::drop_oldest),
+                checked_address(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_),
+                count, stride, unread_limit, block ? Overflow::block : Overflow::drop_oldest),
           claim_spin_(default_spin_limit_ns()), take_spin_(default_spin_limit_ns()) {}
 
     const std::string &label() const { return label_; }
@@ -145,7 +146,8 @@ class RingHandle {
     Head head(std::int64_t slot) const {
         require_slot(slot);
         const SlotHead &head = ring_.head(slot);
-        return {head.sequence, head.policy_version, head.writer, head.process, head.claimed_ns, head.committed_ns, head.rows};
+        return {head.sequence,   head.policy_version, head.writer, head.process,
+                head.claimed_ns, head.committed_ns,   head.rows};
     }
 
     std::int64_t unread() const {
@@ -176,14 +178,16 @@ class RingHandle {
     std::byte *payload(std::int64_t slot) { return reinterpret_cast<std::byte *>(&ring_.head(slot)) + sizeof(SlotHead); }
     void require_inside(const TensorParts &parts) const {
         if (parts.end_offset > payload_bytes_)
-            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) + " do not fit into a slot of " +
-                                      std::to_string(payload_bytes_) + " bytes of the " + label_);
+            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) +
+                                      " do not fit into a slot of " + std::to_string(payload_bytes_) + " bytes of the " +
+                                      label_);
     }
     void require_slot(std::int64_t slot) const {
         require_open(*mapping_, label_);
         if (slot < 0 || slot >= ring_.count())
-            throw nb::index_error((label_ + " has " + std::to_string(ring_.count()) + " slots, there is no slot " +
-                                   std::to_string(slot)).c_str());
+            throw nb::index_error(
+                (label_ + " has " + std::to_string(ring_.count()) + " slots, there is no slot " + std::to_string(slot))
+                    .c_str());
     }
     void require_state(std::int64_t slot, SlotState state, const char *action) const {
         require_slot(slot);
@@ -202,8 +206,8 @@ class RingHandle {
 
 class WeightsHandle {
   public:
-    WeightsHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t buffers, int count,
-                  std::size_t stride, std::string label)
+    WeightsHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t buffers, int count, std::size_t stride,
+                  std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), count_(count), stride_(stride),
           weights_(checked_address(*mapping_, control, sizeof(WeightsControl), alignof(WeightsControl), label_),
                    checked_address(*mapping_, buffers, static_cast<std::size_t>(count) * stride, 64, label_), count, stride),
@@ -232,10 +236,12 @@ class WeightsHandle {
     std::int64_t publish(const TensorParts &parts) {
         require_inside(parts);
         const std::int64_t process = this_process();
-        const std::int64_t version = without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
+        const std::int64_t version =
+            without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
         if (version < 0)
-            raise("MemlaneError", "each of the " + std::to_string(count_) + " buffers of the " + label_ +
-                                      " is the latest version or being filled by a live writer; create it with more buffers");
+            raise("MemlaneError",
+                  "each of the " + std::to_string(count_) + " buffers of the " + label_ +
+                      " is the latest version or being filled by a live writer; create it with more buffers");
         return version;
     }
 
@@ -271,8 +277,8 @@ class WeightsHandle {
     void require_inside(const TensorParts &parts) const {
         require_open(*mapping_, label_);
         if (parts.end_offset > stride_)
-            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) + " do not fit into a buffer of " +
-                                      std::to_string(stride_) + " bytes of the " + label_);
+            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) +
+                                      " do not fit into a buffer of " + std::to_string(stride_) + " bytes of the " + label_);
     }
 
     std::shared_ptr<Mapping> mapping_;
@@ -299,7 +305,8 @@ void bind_lanes(nb::module_ &m) {
         .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock in nanoseconds when the slot was claimed.")
         .def_ro("committed_ns", &Head::committed_ns, "Wall clock in nanoseconds when the slot was committed.")
         .def_ro("rows", &Head::rows, "Number of valid rows, if the writer sets it.")
-        .def("__eq__", [](const Head &head, const Head &other) { return head == other; }, "other"_a, nb::is_operator())
+        .def(
+            "__eq__", [](const Head &head, const Head &other) { return head == other; }, "other"_a, nb::is_operator())
         .def("__hash__", [](const Head &head) { return nb::hash(nb::cast(head.as_tuple())); })
         .def("__repr__",
              [](const Head &head) {
@@ -308,10 +315,13 @@ void bind_lanes(nb::module_ &m) {
                      .attr("format")(*nb::cast(head.as_tuple()));
              })
         .def("__getstate__", &Head::as_tuple)
-        .def("__setstate__", [](Head &head, const Head::Tuple &state) {
-            new (&head) Head{std::get<0>(state), std::get<1>(state), std::get<2>(state), std::get<3>(state),
-                             std::get<4>(state), std::get<5>(state), std::get<6>(state)};
-        }, "state"_a);
+        .def(
+            "__setstate__",
+            [](Head &head, const Head::Tuple &state) {
+                new (&head) Head{std::get<0>(state), std::get<1>(state), std::get<2>(state), std::get<3>(state),
+                                 std::get<4>(state), std::get<5>(state), std::get<6>(state)};
+            },
+            "state"_a);
 
     nb::class_<RingHandle>(m, "Ring", "Slots that writers fill and readers take, each exactly once, oldest first.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::int64_t, std::size_t, std::int64_t, bool,
@@ -326,8 +336,9 @@ void bind_lanes(nb::module_ &m) {
         .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
              "Wait for the oldest unread slot and return its index.")
         .def("release", &RingHandle::release, "slot"_a, "Free a slot that was taken.")
-        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a,
-             "peers"_a, "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
+        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a,
+             "timeout"_a, "peers"_a,
+             "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
         .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a, "peers"_a,
              "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
         .def("head", &RingHandle::head, "slot"_a)
@@ -340,9 +351,11 @@ void bind_lanes(nb::module_ &m) {
         .def("same", &TensorParts::same, "tensors"_a,
              "Return whether these are the same tensors as before, with the same dtypes, shapes and addresses.")
         .def("fits", &TensorParts::fits, "tensors"_a,
-             "Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from now on.");
+             "Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from "
+             "now on.");
 
-    nb::class_<WeightsHandle>(m, "Weights", "The latest version of a block of bytes, published by writers and read by any process.")
+    nb::class_<WeightsHandle>(m, "Weights",
+                              "The latest version of a block of bytes, published by writers and read by any process.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string>(), "mapping"_a,
              "control"_a, "buffers"_a, "count"_a, "stride"_a, "label"_a)
         .def_prop_ro("label", &WeightsHandle::label)
@@ -350,11 +363,14 @@ void bind_lanes(nb::module_ &m) {
         .def("publish", &WeightsHandle::publish, "parts"_a, "Publish a copy of the parts and return its version.")
         .def("publish_tensors", &WeightsHandle::publish_tensors, "parts"_a.none(), "tensors"_a,
              "Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies.")
-        .def("read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a, "known"_a,
-             "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
-             "need staging copies.")
-        .def("read", &WeightsHandle::read, "parts"_a, "Copy the latest version into the parts and return it; 0 if there is none.")
+        .def(
+            "read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a, "known"_a,
+            "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
+            "need staging copies.")
+        .def("read", &WeightsHandle::read, "parts"_a,
+             "Copy the latest version into the parts and return it; 0 if there is none.")
         .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
              "Wait until this version or a later one is published and return the latest version.")
-        .def("retries", &WeightsHandle::retries, "Return how many copies were overwritten while they were made, and repeated.");
+        .def("retries", &WeightsHandle::retries,
+             "Return how many copies were overwritten while they were made, and repeated.");
 }

@@ -17,7 +17,8 @@ using Indices = nanobind::ndarray<const std::int64_t, nanobind::ndim<1>, nanobin
 
 // The class numpy.<name>. The reference is never released.
 inline PyTypeObject *numpy_type(const char *name) {
-    return reinterpret_cast<PyTypeObject *>(nanobind::object(nanobind::module_::import_("numpy").attr(name)).release().ptr());
+    return reinterpret_cast<PyTypeObject *>(
+        nanobind::object(nanobind::module_::import_("numpy").attr(name)).release().ptr());
 }
 
 // Whether a value is of exactly these classes; subclasses do not count.

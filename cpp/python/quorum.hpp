@@ -34,9 +34,7 @@ class Quorum {
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
                 return quorum_wait(*cell_, until, deadline_ns, pidfds, spin);
             },
-            [&] {
-                return label_ + ": " + std::to_string(until - see(cell_->arrived.value)) + " have not arrived";
-            });
+            [&] { return label_ + ": " + std::to_string(until - see(cell_->arrived.value)) + " have not arrived"; });
     }
 
   private:

@@ -56,7 +56,8 @@ class InputRows {
   public:
     // `expected`: the number of rows, or -1 for any. `all`: whether every column must be present.
     InputRows(const std::vector<Column> &columns, nb::handle rows, std::int64_t expected, bool all) {
-        accepted = PyDict_CheckExact(rows.ptr()) && (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
+        accepted = PyDict_CheckExact(rows.ptr()) &&
+                   (!all || static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())) == columns.size());
         if (!accepted)
             return;
         fields.reserve(columns.size());
@@ -73,8 +74,8 @@ class InputRows {
             field_indices.push_back(k);
             accepted = append(columns[k], value, expected);
         }
-        accepted = accepted && count >= 0 &&
-                   (all || field_indices.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
+        accepted =
+            accepted && count >= 0 && (all || field_indices.size() == static_cast<std::size_t>(PyDict_GET_SIZE(rows.ptr())));
     }
 
   private:
@@ -116,7 +117,8 @@ class InputRows {
         return true;
     }
     bool append(const Column &column, PyObject *value, std::int64_t expected) {
-        static PyObject *const float32 = dtype_of("float32"), *const float64 = dtype_of("float64"), *const boolean = dtype_of("bool");
+        static PyObject *const float32 = dtype_of("float32"), *const float64 = dtype_of("float64"),
+                               *const boolean = dtype_of("bool");
         const std::size_t bytes = column.slice.bytes;
         PyObject *const dtype = column.dtype.ptr();
         PlainArray array;
@@ -161,16 +163,21 @@ class ReplayHandle {
   public:
     ReplayHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t rows, std::optional<std::size_t> tree,
                  std::size_t streams, std::int64_t stream_count, std::int64_t capacity, std::size_t stride,
-                 const std::vector<Column::Tuple> &columns, std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
+                 const std::vector<Column::Tuple> &columns,
+                 std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
                  std::tuple<double, std::int64_t, double> limit, double alpha, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), columns_(columns.begin(), columns.end()), alpha_(alpha),
           stream_count_(stream_count),
           streams_(reinterpret_cast<std::int64_t *>(
-              checked_address(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8, label_))),
+              checked_address(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8,
+                              label_))),
           replay_(checked_address(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
                   checked_address(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
                   tree ? checked_address(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
-                  {capacity, stride, stream_count > 0, slices(columns_),
+                  {capacity,
+                   stride,
+                   stream_count > 0,
+                   slices(columns_),
                    {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
                    {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
           add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
@@ -189,7 +196,8 @@ class ReplayHandle {
     std::int64_t add_plain(nb::handle rows) {
         require_open_and_writeable();
         InputRows input(columns_, rows, -1, true);
-        if (!input.accepted || replay_.shape().linked || input.count > replay_.capacity() || !replay_.admit_inserts(input.count))
+        if (!input.accepted || replay_.shape().linked || input.count > replay_.capacity() ||
+            !replay_.admit_inserts(input.count))
             return -1;
         AddRequest request{};
         request.count = input.count;
@@ -199,8 +207,9 @@ class ReplayHandle {
 
     // Returns the transitions added; -1, and nothing done, if an argument is not accepted: the caller then checks the
     // arguments in Python and raises the error.
-    std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<StreamIndices> streams, std::optional<Bytes> skip,
-                          nb::handle finals, std::optional<Bytes> has_final, std::optional<double> timeout, nb::handle peers) {
+    std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<StreamIndices> streams,
+                          std::optional<Bytes> skip, nb::handle finals, std::optional<Bytes> has_final,
+                          std::optional<double> timeout, nb::handle peers) {
         require_open_and_writeable();
         InputRows input(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
         if (!input.accepted || streams.has_value() != replay_.shape().linked)
@@ -250,15 +259,18 @@ class ReplayHandle {
         for (std::size_t i = 0; i < count; ++i) {
             if (keys.data()[i] <= 0)
                 throw nb::value_error(("keys must be values of a batch's 'key', 1 or more, found " +
-                                       std::to_string(keys.data()[i]) + " at position " + std::to_string(i)).c_str());
+                                       std::to_string(keys.data()[i]) + " at position " + std::to_string(i))
+                                          .c_str());
             const double error = std::abs(errors.data()[i]);
             if (!std::isfinite(error))
-                throw nb::value_error(("priorities must be finite, found " + std::to_string(errors.data()[i]) + " at position " +
-                                       std::to_string(i)).c_str());
+                throw nb::value_error(("priorities must be finite, found " + std::to_string(errors.data()[i]) +
+                                       " at position " + std::to_string(i))
+                                          .c_str());
             const double priority = std::pow(error + smallest_error, alpha_);
             if (priority > largest_priority)
                 throw nb::value_error(("the error " + std::to_string(error) + " at position " + std::to_string(i) +
-                                       " is too large for a priority; did the training diverge?").c_str());
+                                       " is too large for a priority; did the training diverge?")
+                                          .c_str());
             priorities[i] = static_cast<float>(std::max(priority, smallest_priority));
         }
         return without_gil_for(count * 256, [&] { return replay_.set_priorities({keys.data(), count}, priorities); });
@@ -322,9 +334,11 @@ class ReplayHandle {
         require_open(*mapping_, label_);
         require_open(*copy.mapping_, copy.label_);
         require_writeable(*copy.mapping_, copy.label_);
-        if (copy.replay_.capacity() != replay_.capacity() || copy.replay_.shape().stride_bytes != replay_.shape().stride_bytes ||
+        if (copy.replay_.capacity() != replay_.capacity() ||
+            copy.replay_.shape().stride_bytes != replay_.shape().stride_bytes ||
             copy.replay_.prioritised() != replay_.prioritised())
-            raise("SegmentError", copy.label_ + " and " + label_ + " must have the same capacity, row size and kind of priorities");
+            raise("SegmentError",
+                  copy.label_ + " and " + label_ + " must have the same capacity, row size and kind of priorities");
         return without_gil([&] { return replay_.save_into(copy.replay_); });
     }
 
@@ -370,13 +384,13 @@ class ReplayHandle {
     void require_error_buffer(double required) const {
         const double error_buffer = replay_.shape().limit.error_buffer;
         if (required > error_buffer)
-            throw nb::value_error(("the limiter of the " + label_ + " would make writers and samplers wait for each other for ever: "
-                                   "batches of this size need an error_buffer of at least " + format_number(required) +
-                                   ", found " + format_number(error_buffer)).c_str());
+            throw nb::value_error(("the limiter of the " + label_ +
+                                   " would make writers and samplers wait for each other for ever: "
+                                   "batches of this size need an error_buffer of at least " +
+                                   format_number(required) + ", found " + format_number(error_buffer))
+                                      .c_str());
     }
-    static std::string format_number(double number) {
-        return nb::cast<std::string>(nb::str("{:g}").attr("format")(number));
-    }
+    static std::string format_number(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
 
     // Waits until the limiter admits `count` transitions or samples.
     void wait_for_limiter(Side side, std::int64_t count, std::optional<double> timeout, nb::handle peers) {
@@ -517,8 +531,8 @@ class SamplerHandle {
 
   private:
     [[noreturn]] void raise_used_by_another_thread() const {
-        raise("MemlaneError", "this sampler of the " + replay_->label() +
-                                  " is drawing in another thread; make a sampler for each thread");
+        raise("MemlaneError",
+              "this sampler of the " + replay_->label() + " is drawing in another thread; make a sampler for each thread");
     }
 
     // Other Python threads run while `stop` joins the background thread.
@@ -535,30 +549,34 @@ class SamplerHandle {
         if (block.shape(1) != spec.row_bytes || rows == 0 || rows % spec.length != 0)
             throw nb::value_error(("block must have a multiple of " + std::to_string(spec.length) + " rows of " +
                                    std::to_string(spec.row_bytes) + " bytes, found shape [" + std::to_string(rows) + ", " +
-                                   std::to_string(block.shape(1)) + "]").c_str());
+                                   std::to_string(block.shape(1)) + "]")
+                                      .c_str());
         return rows / spec.length;
     }
 
     [[noreturn]] void raise_nothing_to_sample() const {
-        raise("NothingToSample", "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
-                                     " transitions are stored" +
-                                     (replay_->size() > 0 ? ", but none has the neighbours that this sampler needs (a row of a "
-                                                            "stream needs the one after it); add more"
-                                                          : "; add some first"));
+        raise("NothingToSample",
+              "no row of the " + replay_->label() + " can be drawn: " + std::to_string(replay_->size()) +
+                  " transitions are stored" +
+                  (replay_->size() > 0 ? ", but none has the neighbours that this sampler needs (a row of a "
+                                         "stream needs the one after it); add more"
+                                       : "; add some first"));
     }
 
     // `offsets` are those of SampleSpec, in the order of its members.
-    static SampleSpec make_spec(const std::vector<CopyTuple> &copies, std::size_t row_bytes, int steps, double gamma, int length,
-                                const std::vector<std::int64_t> &offsets, const Replay::Shape &shape) {
+    static SampleSpec make_spec(const std::vector<CopyTuple> &copies, std::size_t row_bytes, int steps, double gamma,
+                                int length, const std::vector<std::int64_t> &offsets, const Replay::Shape &shape) {
         SampleSpec spec;
         spec.row_bytes = row_bytes;
         for (const auto &[from, bytes, to, stack, from_next] : copies) {
             if (head_bytes(shape.linked) + from + bytes > shape.stride_bytes || stack < 1 ||
                 to + bytes * static_cast<std::size_t>(stack) > row_bytes)
-                throw nb::value_error(("cannot copy " + std::to_string(bytes) + " bytes at " + std::to_string(from) + " of a row to " +
-                                       std::to_string(to) + " of a batch row, stacked " + std::to_string(stack) +
-                                       " times: a row has " + std::to_string(shape.stride_bytes - head_bytes(shape.linked)) +
-                                       " bytes, a batch row " + std::to_string(row_bytes)).c_str());
+                throw nb::value_error(("cannot copy " + std::to_string(bytes) + " bytes at " + std::to_string(from) +
+                                       " of a row to " + std::to_string(to) + " of a batch row, stacked " +
+                                       std::to_string(stack) + " times: a row has " +
+                                       std::to_string(shape.stride_bytes - head_bytes(shape.linked)) +
+                                       " bytes, a batch row " + std::to_string(row_bytes))
+                                          .c_str());
             spec.copies.push_back({from, bytes, to, stack, from_next});
         }
         spec.steps = steps;
@@ -568,11 +586,13 @@ class SamplerHandle {
                                          &spec.key,    &spec.version,    &spec.weight,    &spec.valid};
         if (offsets.size() != std::size(members) || length < 1)
             throw nb::value_error(("expected 9 offsets and a length of 1 or more, found " + std::to_string(offsets.size()) +
-                                   " offsets and length " + std::to_string(length)).c_str());
+                                   " offsets and length " + std::to_string(length))
+                                      .c_str());
         for (std::size_t i = 0; i < offsets.size(); ++i) {
             if (offsets[i] >= 0 && static_cast<std::size_t>(offsets[i]) + 1 > row_bytes)
                 throw nb::value_error(("offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]) +
-                                       ", outside of a batch row of " + std::to_string(row_bytes) + " bytes").c_str());
+                                       ", outside of a batch row of " + std::to_string(row_bytes) + " bytes")
+                                          .c_str());
             *members[i] = offsets[i];
         }
         return spec;
@@ -592,13 +612,14 @@ class SamplerHandle {
 void bind_replay(nb::module_ &m) {
     m.attr("REPLAY_CONTROL_BYTES") = sizeof(ReplayControl);
     m.def("row_head_bytes", &head_bytes, "linked"_a, "Return the bytes before the fields of each row.");
-    m.def("sum_tree_bytes", &SumTree::bytes, "count"_a, "Return the bytes of a sum tree for the priorities of `count` rows.");
+    m.def("sum_tree_bytes", &SumTree::bytes, "count"_a,
+          "Return the bytes of a sum tree for the priorities of `count` rows.");
 
     nb::class_<ReplayHandle>(m, "Replay", "A replay buffer: rows that writers add into a circular table and samplers draw.")
-        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::optional<std::size_t>, std::size_t, std::int64_t,
-                      std::int64_t, std::size_t, const std::vector<Column::Tuple> &,
-                      std::tuple<std::size_t, std::size_t, std::size_t, bool>, std::tuple<double, std::int64_t, double>, double,
-                      std::string>(),
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::optional<std::size_t>, std::size_t,
+                      std::int64_t, std::int64_t, std::size_t, const std::vector<Column::Tuple> &,
+                      std::tuple<std::size_t, std::size_t, std::size_t, bool>, std::tuple<double, std::int64_t, double>,
+                      double, std::string>(),
              "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
              "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
@@ -616,20 +637,23 @@ void bind_replay(nb::module_ &m) {
              "Return the last sequence number that was reserved; final observations have sequence numbers, too.")
         .def("size", &ReplayHandle::size, "Return the stored transitions.")
         .def("counters", &ReplayHandle::counters)
-        .def("save_into", &ReplayHandle::save_into, "copy"_a, "Bring `copy` up to date and return how many rows had changed.")
+        .def("save_into", &ReplayHandle::save_into, "copy"_a,
+             "Bring `copy` up to date and return how many rows had changed.")
         .def("counters_plausible", &ReplayHandle::counters_plausible,
              "Return whether writers and samplers could have left these counters.")
         .def("first_implausible", &ReplayHandle::first_implausible,
              "Return the first slot with contents that no writer leaves, or -1.");
 
-    nb::class_<SamplerHandle>(m, "Sampler", "Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own.")
+    nb::class_<SamplerHandle>(m, "Sampler",
+                              "Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own.")
         .def(nb::init<std::shared_ptr<ReplayHandle>, std::size_t, std::optional<std::uint64_t>,
                       const std::vector<SamplerHandle::CopyTuple> &, std::size_t, int, double, int,
                       const std::vector<std::int64_t> &>(),
              "replay"_a, "rng"_a, "seed"_a.none(), "copies"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "offsets"_a)
         .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a,
              "Draw as many rows as the block has.")
-        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a, "Begin to draw into the block in a background thread.")
+        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a,
+             "Begin to draw into the block in a background thread.")
         .def("ready", &SamplerHandle::ready, "Return whether the batch that was started first is finished.")
         .def("take", &SamplerHandle::take, "timeout"_a.none(),
              "Wait for the batch that was started first and remove it. False at the timeout, or after `stop`.")

@@ -29,7 +29,8 @@ class TensorParts {
         for (const auto &[name, tensor, offset, source, address, bytes] : tuples) {
             if (bytes > SIZE_MAX - offset)
                 throw nb::value_error(("a part of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) +
-                                       " ends beyond the address space").c_str());
+                                       " ends beyond the address space")
+                                          .c_str());
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             end_offset = std::max(end_offset, offset + bytes);
             const ExchangeTable *table = ExchangeTable::of(tensor.type());

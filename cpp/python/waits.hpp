@@ -23,7 +23,9 @@
 
 namespace memlane {
 
-inline bool is_empty_tuple(nb::handle object) { return PyTuple_CheckExact(object.ptr()) && PyTuple_GET_SIZE(object.ptr()) == 0; }
+inline bool is_empty_tuple(nb::handle object) {
+    return PyTuple_CheckExact(object.ptr()) && PyTuple_GET_SIZE(object.ptr()) == 0;
+}
 
 // Waits until `wait_slice` returns `reached`, and returns its value. Raises WaitTimeout after `timeout` seconds, and
 // the error of a peer soon after its death. `wait_slice(deadline_ns, pidfds, spin)` waits for one slice at most and is
@@ -40,7 +42,8 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
             deadline_ns = now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9));
     }
     const auto waited = [&] {
-        return "waited" + (timeout ? nb::cast<std::string>(nb::str(" {:g} s").attr("format")(*timeout)) : "") + " for " + describe();
+        return "waited" + (timeout ? nb::cast<std::string>(nb::str(" {:g} s").attr("format")(*timeout)) : "") + " for " +
+               describe();
     };
     if (timeout && *timeout == 0)
         raise("WaitTimeout", waited());
@@ -59,8 +62,7 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
     // A copy: a Spin belongs to one thread, and two Python threads may share a handle.
     Spin spin = learned;
     for (;;) {
-        const WaitResult result =
-            without_gil([&] { return wait_slice(deadline_ns, std::span<const int>(pidfds), spin); });
+        const WaitResult result = without_gil([&] { return wait_slice(deadline_ns, std::span<const int>(pidfds), spin); });
         if (learned.limit_ns() == spin.limit_ns()) // otherwise another thread has set a new limit meanwhile
             learned = spin;
         switch (result.end) {

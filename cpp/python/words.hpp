@@ -71,11 +71,12 @@ class Words {
     static void require_same_length(std::size_t indices, const char *other, std::size_t length) {
         if (indices != length)
             throw nb::value_error(("indices and " + std::string(other) + " must have the same length, found " +
-                                   std::to_string(indices) + " and " + std::to_string(length)).c_str());
+                                   std::to_string(indices) + " and " + std::to_string(length))
+                                      .c_str());
     }
     [[noreturn]] void out_of_range(std::int64_t index) const {
-        throw nb::index_error((label_ + " has " + std::to_string(count_) + " words, there is no word " +
-                               std::to_string(index)).c_str());
+        throw nb::index_error(
+            (label_ + " has " + std::to_string(count_) + " words, there is no word " + std::to_string(index)).c_str());
     }
     void require_in_range(const Indices &indices) const {
         require_open(*mapping_, label_);

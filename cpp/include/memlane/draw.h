@@ -12,8 +12,8 @@ typedef struct memlane_canvas {
 /* `value` as an integer from 0 to `high`; NaN becomes 0. */
 static inline int memlane_clip(double value, int high) { return !(value > 0) ? 0 : value > high ? high : (int)value; }
 
-static inline void memlane_rectangle(memlane_canvas canvas, double left, double top, double right, double bottom, uint8_t red,
-                                     uint8_t green, uint8_t blue) {
+static inline void memlane_rectangle(memlane_canvas canvas, double left, double top, double right, double bottom,
+                                     uint8_t red, uint8_t green, uint8_t blue) {
     const int first = memlane_clip(left, canvas.width), last = memlane_clip(right, canvas.width);
     for (int y = memlane_clip(top, canvas.height); y < memlane_clip(bottom, canvas.height); ++y)
         for (int x = first; x < last; ++x) {

@@ -22,8 +22,17 @@
 /* ------------------------------------------------------------------------------------------------ declarations */
 
 enum memlane_dtype {
-    MEMLANE_FLOAT32 = 1, MEMLANE_FLOAT64, MEMLANE_BOOL, MEMLANE_INT8, MEMLANE_UINT8, MEMLANE_INT16, MEMLANE_UINT16,
-    MEMLANE_INT32, MEMLANE_UINT32, MEMLANE_INT64, MEMLANE_UINT64
+    MEMLANE_FLOAT32 = 1,
+    MEMLANE_FLOAT64,
+    MEMLANE_BOOL,
+    MEMLANE_INT8,
+    MEMLANE_UINT8,
+    MEMLANE_INT16,
+    MEMLANE_UINT16,
+    MEMLANE_INT32,
+    MEMLANE_UINT32,
+    MEMLANE_INT64,
+    MEMLANE_UINT64
 };
 
 /* BOX: numbers between bounds. DISCRETE: one of the integers low, low + 1, ... high; the dtype must be MEMLANE_INT64. */

@@ -122,7 +122,8 @@ struct ColumnWriter {
             return false;
         const Buffer buffer(value, false);
         const Py_buffer &view = buffer.view;
-        const bool matches = buffer.held && view.itemsize == item_bytes && static_cast<std::size_t>(view.ndim) == shape.size() &&
+        const bool matches = buffer.held && view.itemsize == item_bytes &&
+                             static_cast<std::size_t>(view.ndim) == shape.size() &&
                              std::equal(shape.begin(), shape.end(), view.shape) && format == view.format;
         if (matches)
             std::memcpy(rows + index * row_bytes, view.buf, row_bytes);

@@ -22,8 +22,8 @@ namespace memlane {
 
 // What an environment's next step is.
 enum class EnvState : std::uint8_t {
-    running,            // a step
-    needs_reset,        // its episode has ended: a reset in the place of the step where the mode says so, else exceptional
+    running, // a step
+    needs_reset, // its episode has ended: a reset in the place of the step where the mode says so, else exceptional
     pending_truncation, // it was restarted outside of a step: always exceptional, Python truncates its episode
 };
 
@@ -99,7 +99,8 @@ class StepLoop {
             const auto env = first_env_ + static_cast<std::int64_t>(index);
             if ((sent_step_ = requested_step_->load(env)) == completed_step_->load(env))
                 continue;
-            writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(index), std::memory_order_relaxed);
+            writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(index),
+                                                                 std::memory_order_relaxed);
             start_range(nb::make_tuple(read_action_(index)), index, index + 1);
             if (!run() || infos_.size() != 0)
                 return false;
@@ -130,9 +131,10 @@ class StepLoop {
     // Finishes the command; `arrivals` environments arrive at the quorum.
     void finish(std::int64_t arrivals) {
         writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(writer_->num_envs),
-                                                       std::memory_order_relaxed);
+                                                             std::memory_order_relaxed);
         // From this the parent learns which worker is late; that the rows are written it learns from the quorum.
-        writer_->progress_words[progress::commands_finished].store(last_command_ - first_command_, std::memory_order_relaxed);
+        writer_->progress_words[progress::commands_finished].store(last_command_ - first_command_,
+                                                                   std::memory_order_relaxed);
         if (arrivals > 0)
             quorum_->arrive(arrivals);
     }
@@ -274,10 +276,10 @@ class StepLoop {
     std::int64_t first_env_;
     bool autoreset_;
     std::int64_t first_command_, last_command_; // values of `go`: before the first command, and of the last
-    nb::object actions_;                        // of the environments from `begin_` on
+    nb::object actions_; // of the environments from `begin_` on
     std::size_t begin_ = 0, index_ = 0, end_ = 0;
     std::int64_t sent_step_ = 0; // the requested step of the environment that `step_sent` steps
-    bool stopped_ = false;       // at `index_`, with what it returned or raised
+    bool stopped_ = false; // at `index_`, with what it returned or raised
     nb::object returned_, raised_;
 };
 

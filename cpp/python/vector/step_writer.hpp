@@ -19,13 +19,14 @@ class StepWriter {
     // are the declared infos: (key, description of a ColumnWriter, address of the presence flags).
     StepWriter(nb::handle observations, std::uintptr_t rewards, std::uintptr_t terminated, std::uintptr_t truncated,
                std::uintptr_t progress, std::size_t num_envs, nb::list infos)
-        : progress_words(reinterpret_cast<Word *>(progress)), num_envs(num_envs), rewards_(reinterpret_cast<double *>(rewards)),
-          terminated_(reinterpret_cast<bool *>(terminated)), truncated_(reinterpret_cast<bool *>(truncated)) {
+        : progress_words(reinterpret_cast<Word *>(progress)), num_envs(num_envs),
+          rewards_(reinterpret_cast<double *>(rewards)), terminated_(reinterpret_cast<bool *>(terminated)),
+          truncated_(reinterpret_cast<bool *>(truncated)) {
         if (!observations.is_none())
             observations_.emplace(observations);
         for (nb::handle info : infos)
-            infos_.push_back({nb::borrow(info[0]), ColumnWriter(info[1]),
-                              reinterpret_cast<bool *>(nb::cast<std::uintptr_t>(info[2]))});
+            infos_.push_back(
+                {nb::borrow(info[0]), ColumnWriter(info[1]), reinterpret_cast<bool *>(nb::cast<std::uintptr_t>(info[2]))});
     }
 
     // False: Python has to convert or refuse a value.

@@ -60,8 +60,9 @@ void bind_vector(nb::module_ &m) {
 
     nb::class_<ColumnWriter>(m, "ColumnWriter", "Stores values of a space into rows. Its owner keeps the arrays alive.")
         .def(nb::init<nb::handle>(), "description"_a)
-        .def("store", [](const ColumnWriter &writer, nb::handle value) { return writer.store(0, value); }, "value"_a.none(),
-             "Store a value in the first row if it has exactly the expected type, dtype and shape; otherwise False.");
+        .def(
+            "store", [](const ColumnWriter &writer, nb::handle value) { return writer.store(0, value); }, "value"_a.none(),
+            "Store a value in the first row if it has exactly the expected type, dtype and shape; otherwise False.");
 
     nb::class_<StepWriter>(m, "StepWriter", "Writes what a step of an environment returned into its rows.")
         .def(nb::init<nb::handle, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t, nb::list>(),

@@ -86,8 +86,8 @@ bool within_bounds(const memlane_field &field, const std::int64_t *values, std::
 Host::Host(const memlane_spec &spec, std::int32_t num_envs, Autoreset mode, std::int32_t max_episode_steps,
            HostBuffers buffers, std::vector<double> settings)
     : spec_(spec), num_envs_(num_envs), num_agents_(std::max(spec.num_agents, 1)),
-      limit_(max_episode_steps > 0 ? max_episode_steps : std::numeric_limits<std::int32_t>::max()), mode_(mode), cores_(cores()),
-      buffers_(std::move(buffers)), settings_(std::move(settings)), next_backoff_(min_backoff) {
+      limit_(max_episode_steps > 0 ? max_episode_steps : std::numeric_limits<std::int32_t>::max()), mode_(mode),
+      cores_(cores()), buffers_(std::move(buffers)), settings_(std::move(settings)), next_backoff_(min_backoff) {
     for (std::int32_t i = 0; i < spec.num_observations; ++i)
         observation_bytes_.push_back(row_bytes(spec.observations[i]));
     for (std::int32_t i = 0; i < spec.num_infos; ++i)
@@ -163,8 +163,9 @@ std::int32_t Host::step(int threads, const void *actions) {
     void *const own = buffers_.actions[0];
     if (actions != nullptr)
         buffers_.actions[0] = const_cast<void *>(actions); // memlane_envs has it as const
-    const std::int32_t ended =
-        threads <= 0 ? step_auto() : threads == 1 ? step_single_threaded() : step_multi_threaded(threads);
+    const std::int32_t ended = threads <= 0   ? step_auto()
+                               : threads == 1 ? step_single_threaded()
+                                              : step_multi_threaded(threads);
     buffers_.actions[0] = own;
     return ended;
 }

@@ -88,7 +88,8 @@ struct Replay::Claims {
         if (!replay.tree_)
             return;
         const std::int64_t slot = replay.slot_of(sequence);
-        if (replay.tree_->set(slot, replay.generation_of(sequence), replay.control_->priority.highest.load(std::memory_order_relaxed)))
+        if (replay.tree_->set(slot, replay.generation_of(sequence),
+                              replay.control_->priority.highest.load(std::memory_order_relaxed)))
             changed_leaves.push_back(slot);
     }
 
@@ -157,7 +158,8 @@ std::int64_t Replay::add(const AddRequest &request) {
             for (std::size_t k = 0; k < request.finals.size(); ++k) {
                 const FieldSlice &field = shape_.fields[request.final_fields[k]];
                 copy_bytes(payload(slot_of(tail)) + field.offset,
-                           request.finals[k].data + static_cast<std::size_t>(i) * request.finals[k].stride_bytes, field.bytes);
+                           request.finals[k].data + static_cast<std::size_t>(i) * request.finals[k].stride_bytes,
+                           field.bytes);
             }
             tail_head.previous.store(sequence, std::memory_order_relaxed);
             tail_head.version.store(request.version, std::memory_order_relaxed);
@@ -311,8 +313,8 @@ std::int64_t Replay::save_into(Replay &copy) {
             // In the order of a writer: a process killed in here leaves a file without this row, not with half of it.
             publish(saved.state, row_word(RowState::writing, process));
             std::atomic_thread_fence(std::memory_order_release); // PAIR claim/unchanged, as in publish_if
-            copy_bytes(reinterpret_cast<std::byte *>(&saved) + sizeof(Word), reinterpret_cast<std::byte *>(&row) + sizeof(Word),
-                       shape_.stride_bytes - sizeof(Word));
+            copy_bytes(reinterpret_cast<std::byte *>(&saved) + sizeof(Word),
+                       reinterpret_cast<std::byte *>(&row) + sizeof(Word), shape_.stride_bytes - sizeof(Word));
             if (shape_.linked)
                 saved.next.store(next, std::memory_order_relaxed);
             save_last_sequence(); // before the row, so that the file never holds a sequence number above its last one
@@ -346,16 +348,19 @@ std::int64_t Replay::save_into(Replay &copy) {
     copy_word(copy.control_->lost.avoided, control_->lost.avoided);
     copy_word(copy.control_->lost.stale, control_->lost.stale);
     copy_word(copy.control_->drawn.redrawn, control_->drawn.redrawn);
-    copy.control_->priority.highest.store(control_->priority.highest.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    copy.control_->priority.highest.store(control_->priority.highest.load(std::memory_order_relaxed),
+                                          std::memory_order_relaxed);
     return changed;
 }
 
 bool Replay::counters_plausible() const {
-    const std::int64_t added = see(control_->added.value), last = see(control_->reserved.last); // in this order: writers may add
+    const std::int64_t added = see(control_->added.value),
+                       last = see(control_->reserved.last); // in this order: writers may add
     const float highest = control_->priority.highest.load(std::memory_order_relaxed);
     const auto within = [](const Word &word, std::int64_t max) { return see(word) >= 0 && see(word) <= max; };
     const ReplayControl &all = *control_;
-    bool plausible = within(all.reserved.last, max_sequence) && added >= 0 && added <= last && std::isfinite(highest) && highest >= 0;
+    bool plausible =
+        within(all.reserved.last, max_sequence) && added >= 0 && added <= last && std::isfinite(highest) && highest >= 0;
     for (const Word *word : {&all.sampled.value, &all.admitted.inserts, &all.admitted.samples, &all.admitted.held_writers,
                              &all.admitted.held_samplers, &all.lost.evicted, &all.lost.abandoned, &all.lost.avoided,
                              &all.lost.stale, &all.drawn.redrawn})

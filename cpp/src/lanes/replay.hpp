@@ -126,18 +126,18 @@ struct AddRequest {
     std::span<const Field> fields;          // all fields, in the order of the row
     std::int64_t version = 0;               // version of the policy that acted
     std::span<const std::uint8_t> skip;     // per row: 1 to leave it out; empty: none
-    std::int64_t *newest = nullptr;         // per stream: the sequence number of its last row, or 0. Only if rows are linked
-    std::span<const std::int64_t> streams;  // per row: its stream
-    std::span<const Field> finals;          // the final observations, for some of the fields
+    std::int64_t *newest = nullptr; // per stream: the sequence number of its last row, or 0. Only if rows are linked
+    std::span<const std::int64_t> streams; // per row: its stream
+    std::span<const Field> finals; // the final observations, for some of the fields
     std::span<const std::size_t> final_fields; // the indices of those fields
-    std::span<const std::uint8_t> has_final;   // per row: 1 if it has a final observation; empty: none
+    std::span<const std::uint8_t> has_final; // per row: 1 if it has a final observation; empty: none
 };
 
 // Samples per inserted transition. The limiter makes writers or samplers wait to keep the ratio.
 struct Limit {
-    double ratio = 0;          // samples per insert; 0: no limit
+    double ratio = 0; // samples per insert; 0: no limit
     std::int64_t min_size = 1; // transitions before the first sample
-    double error_buffer = 0;   // samples by which either side may be ahead of the other
+    double error_buffer = 0; // samples by which either side may be ahead of the other
 };
 
 // The two sides that the limiter can make wait.
@@ -186,11 +186,10 @@ class Replay {
     // Whether the limiter admits `count` transitions or samples now; if so, they are counted as admitted.
     bool admit_inserts(std::int64_t count);
     bool admit_samples(std::int64_t count);
-    bool admit(Side side, std::int64_t count) {
-        return side == Side::writers ? admit_inserts(count) : admit_samples(count);
-    }
+    bool admit(Side side, std::int64_t count) { return side == Side::writers ? admit_inserts(count) : admit_samples(count); }
     // Waits until the limiter admits them, for one slice at most. `reached`: they are counted as admitted.
-    WaitResult wait_admitted(Side side, std::int64_t count, std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin);
+    WaitResult wait_admitted(Side side, std::int64_t count, std::int64_t deadline_ns, std::span<const int> pidfds,
+                             Spin &spin);
     // Counts one more wait for the limiter.
     void count_held(Side side);
     // Takes back samples that were admitted and not drawn.

@@ -178,9 +178,7 @@ WaitResult Ring::wait_take(std::int64_t process, std::int64_t deadline_ns, std::
         [&] { return reap(SlotState::reading); });
 }
 
-std::int64_t Ring::unread() const {
-    return std::min(oldest_ready().ready, unread_limit_);
-}
+std::int64_t Ring::unread() const { return std::min(oldest_ready().ready, unread_limit_); }
 
 std::int64_t Ring::reap(SlotState held) {
     std::int64_t reaped = 0;
@@ -193,8 +191,7 @@ std::int64_t Ring::reap(SlotState held) {
         // used again since, the sequence number loaded here is wrong, but then the exchange fails.
         const bool writing = held == SlotState::writing;
         const std::int64_t sequence = slot_head.sequence.load(std::memory_order_relaxed);
-        if (!publish_if(slot_head.state, word,
-                        writing ? slot_word(SlotState::free) : slot_word(SlotState::ready, sequence)))
+        if (!publish_if(slot_head.state, word, writing ? slot_word(SlotState::free) : slot_word(SlotState::ready, sequence)))
             continue;
         increment(writing ? control_->lost.abandoned : control_->taken.returned);
         // `written` counts commits only: adding 0 wakes the readers all the same.

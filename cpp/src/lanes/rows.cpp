@@ -36,11 +36,10 @@ void gather_field(const Field &from, const std::int64_t *indices, const Field &t
 
 template <class Width>
 void scatter_field(const Field &from, const std::int64_t *indices, const Field &to, std::size_t begin, std::size_t end,
-                  std::size_t last) {
+                   std::size_t last) {
     for (std::size_t i = begin; i < end; ++i) {
         if (i + rows_ahead < last)
-            prefetch_row<true>(to.data + static_cast<std::size_t>(indices[i + rows_ahead]) * to.stride_bytes,
-                               to.row_bytes);
+            prefetch_row<true>(to.data + static_cast<std::size_t>(indices[i + rows_ahead]) * to.stride_bytes, to.row_bytes);
         Width::copy(to.data + static_cast<std::size_t>(indices[i]) * to.stride_bytes, from.data + i * from.stride_bytes,
                     from.row_bytes);
     }
@@ -80,8 +79,7 @@ template <class Direction> CopyField copy_for(std::size_t row_bytes) {
 }
 
 template <class Direction>
-void copy_rows(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to,
-               int threads) {
+void copy_rows(std::span<const Field> from, std::span<const std::int64_t> indices, std::span<const Field> to, int threads) {
     std::size_t bytes = 0; // of all fields
     for (const Field &field : from)
         bytes += field.row_bytes * indices.size();
@@ -91,7 +89,8 @@ void copy_rows(std::span<const Field> from, std::span<const std::int64_t> indice
         for (std::size_t at = begin; at < end; at += step)
             for (std::size_t k = 0; k < from.size(); ++k)
                 if (from[k].row_bytes > 0)
-                    copy_for<Direction>(from[k].row_bytes)(from[k], indices.data(), to[k], at, std::min(end, at + step), end);
+                    copy_for<Direction>(from[k].row_bytes)(from[k], indices.data(), to[k], at, std::min(end, at + step),
+                                                           end);
     });
 }
 
@@ -105,8 +104,8 @@ std::int64_t first_out_of_range(std::span<const std::int64_t> indices, std::int6
         highest = std::max(highest, static_cast<std::uint64_t>(index));
     if (indices.empty() || highest < static_cast<std::uint64_t>(rows))
         return -1;
-    const auto bad = std::find_if(indices.begin(), indices.end(),
-                                  [rows](std::int64_t index) { return index < 0 || index >= rows; });
+    const auto bad =
+        std::find_if(indices.begin(), indices.end(), [rows](std::int64_t index) { return index < 0 || index >= rows; });
     return bad - indices.begin();
 }
 

@@ -37,9 +37,8 @@ template <class T> void store(std::byte *row, std::int64_t offset, T value) {
 
 Sampler::Sampler(Replay &replay, SampleSpec spec, Rng &rng)
     : replay_(replay), spec_(std::move(spec)), rng_(rng),
-      linked_(spec_.steps > 0 || std::any_of(spec_.copies.begin(), spec_.copies.end(), [](const FieldCopy &copy) {
-                  return copy.from_next || copy.stack > 1;
-              })),
+      linked_(spec_.steps > 0 || std::any_of(spec_.copies.begin(), spec_.copies.end(),
+                                             [](const FieldCopy &copy) { return copy.from_next || copy.stack > 1; })),
       plain_(!linked_ && spec_.copies.size() == 1 && spec_.length == 1 && spec_.version < 0) {}
 
 // ----------------------------------------------------------------------------------------------------- one batch row
@@ -240,7 +239,8 @@ void Sampler::copy_plain(std::size_t begin, std::size_t end, std::byte *out) {
 inline void Sampler::draw_uniformly(std::size_t i, std::int64_t last) {
     const std::int64_t first = last < replay_.capacity() ? 1 : 0; // row 1 is in slot 1; slot 0 is filled last in a round
     const std::int64_t used = std::clamp<std::int64_t>(last, 1, replay_.capacity());
-    slots_[i] = std::min(first + static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(used))), replay_.capacity() - 1);
+    slots_[i] =
+        std::min(first + static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(used))), replay_.capacity() - 1);
     sequences_[i] = 0;
 }
 

@@ -8,9 +8,7 @@ namespace memlane {
 
 namespace {
 
-std::int64_t padded(std::int64_t count) {
-    return (count + SumTree::fan_out - 1) / SumTree::fan_out * SumTree::fan_out;
-}
+std::int64_t padded(std::int64_t count) { return (count + SumTree::fan_out - 1) / SumTree::fan_out * SumTree::fan_out; }
 
 } // namespace
 
@@ -156,8 +154,9 @@ void SumTree::find(std::span<const double> prefix_sums, std::span<std::int64_t> 
                 const std::int64_t size_below = level > 0 ? levels_[level - 1].count : count_;
                 found[i] = child < 0 || found[i] * fan_out + child >= size_below ? -1 : found[i] * fan_out + child;
                 if (level > 0 && found[i] >= 0) {
-                    const auto *below = level > 1 ? reinterpret_cast<const std::byte *>(levels_[level - 2].nodes + found[i] * fan_out)
-                                                  : reinterpret_cast<const std::byte *>(leaves_ + found[i] * fan_out);
+                    const auto *below =
+                        level > 1 ? reinterpret_cast<const std::byte *>(levels_[level - 2].nodes + found[i] * fan_out)
+                                  : reinterpret_cast<const std::byte *>(leaves_ + found[i] * fan_out);
                     __builtin_prefetch(below);
                     if (level == 1)
                         __builtin_prefetch(below + 64);

@@ -9,8 +9,7 @@
 namespace memlane {
 
 Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes)
-    : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count),
-      stride_bytes_(stride_bytes) {}
+    : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count), stride_bytes_(stride_bytes) {}
 
 bool Weights::can_be_claimed(int index, std::int64_t state) const {
     if (state > 0 && process_alive(state))

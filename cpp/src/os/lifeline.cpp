@@ -32,7 +32,8 @@ void tie_lifeline(int pidfd, std::int64_t grace_ns) {
         throw std::system_error(errno, std::generic_category(), "fcntl(F_DUPFD_CLOEXEC)");
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // the new thread inherits the mask and handles none of the process's signals
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &before); // the new thread inherits the mask and handles none of the process's signals
     try {
         std::thread(terminate_after_death_of, fd, grace_ns).detach();
     } catch (const std::system_error &) { // the system has no thread left: undo what was done

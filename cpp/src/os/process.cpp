@@ -70,7 +70,8 @@ std::int64_t this_process() {
     const std::int64_t pid = getpid();
     Stat stat;
     if (!read_stat(pid, stat))
-        throw std::system_error(errno, std::generic_category(), "cannot read this process's start time from /proc/<pid>/stat");
+        throw std::system_error(errno, std::generic_category(),
+                                "cannot read this process's start time from /proc/<pid>/stat");
     const std::int64_t process = stat.start << pid_bits | pid;
     cached.store(process, std::memory_order_relaxed);
     return process;

@@ -256,9 +256,15 @@ std::string party_seen(const Hosted &hosted, std::int32_t game = 0) {
         const std::int32_t *observation = hosted.observations<std::int32_t>() + 2 * row;
         words += (row % guests == 0 ? "" : " | ") + std::to_string(observation[0]) + ":" + std::to_string(observation[1]) +
                  " " + std::to_string(static_cast<int>(all.rewards[row])) + " " +
-                 (all.terminated[row] == 1 ? "T" : all.terminated[row] == 0 ? "-" : "?") +
-                 (all.truncated[row] == 1 ? "C" : all.truncated[row] == 0 ? "-" : "?") +
-                 (all.alive[row] == 1 ? "*" : all.alive[row] == 0 ? "" : "?");
+                 (all.terminated[row] == 1   ? "T"
+                  : all.terminated[row] == 0 ? "-"
+                                             : "?") +
+                 (all.truncated[row] == 1   ? "C"
+                  : all.truncated[row] == 0 ? "-"
+                                            : "?") +
+                 (all.alive[row] == 1   ? "*"
+                  : all.alive[row] == 0 ? ""
+                                        : "?");
     }
     return words;
 }
@@ -345,7 +351,8 @@ TEST("host: with next-step autoreset an environment that ended is reset instead 
     }
 }
 
-TEST("host: with same-step autoreset an environment that ended is reset in the same step and its final observation is saved") {
+TEST("host: with same-step autoreset an environment that ended is reset in the same step and its final observation is "
+     "saved") {
     for (const bool past : {false, true}) {
         const memlane_spec spec = counter(past);
         Hosted one(spec, 1, Autoreset::same_step, 3);
@@ -465,7 +472,8 @@ void compare(const Hosted &hosted, const std::vector<Model> &models) {
 
 } // namespace
 
-TEST("host: any mix of ends gives the results of a simple model, with steps past an end or without, on any number of threads") {
+TEST("host: any mix of ends gives the results of a simple model, with steps past an end or without, on any number of "
+     "threads") {
     Rng dice(1);
     for (const Autoreset mode : all_modes)
         for (const bool past : {false, true})
@@ -479,8 +487,10 @@ TEST("host: any mix of ends gives the results of a simple model, with steps past
                         std::int32_t ended = 0;
                         for (std::size_t env = 0; env < models.size(); ++env) {
                             const std::int64_t kind = dice.between(0, 9);
-                            hosted.actions()[env] =
-                                kind > 3 ? go_on : kind == 3 ? both : kind == 2 ? cut * 255 : terminate * 2;
+                            hosted.actions()[env] = kind > 3    ? go_on
+                                                    : kind == 3 ? both
+                                                    : kind == 2 ? cut * 255
+                                                                : terminate * 2;
                             models[env].step(hosted.actions()[env], mode, limit);
                             ended += models[env].ended;
                         }

@@ -319,7 +319,8 @@ TEST("batches of streams prefetched while writers add to them have the right ste
         Replay replay = memory->replay(96, prioritised);
         std::array<std::vector<Environment>, 2> all{environments(2, 0), environments(2, 2)};
         race<LinkedSample<3>>(
-            replay, LinkedSample<3>::spec(2), 2, // 132 KB per batch: drawn by the prefetcher's thread and a thread of the pool
+            replay, LinkedSample<3>::spec(2),
+            2, // 132 KB per batch: drawn by the prefetcher's thread and a thread of the pool
             [replay, &all, &memory](std::int64_t writer, std::int64_t) mutable {
                 add_step(replay, all[static_cast<std::size_t>(writer)], memory->newest.data());
             },
@@ -357,7 +358,8 @@ TEST("a prefetcher and writers at one limiter never wait for each other for ever
         ahead.request(rows);
         const std::int64_t samples = see(replay.control().admitted.samples);
         const std::int64_t inserts = see(replay.control().admitted.inserts); // loaded later: there can only be more
-        CHECK(static_cast<double>(samples) <= limit.error_buffer + limit.ratio * static_cast<double>(inserts - limit.min_size));
+        CHECK(static_cast<double>(samples) <=
+              limit.error_buffer + limit.ratio * static_cast<double>(inserts - limit.min_size));
     }
     ahead.stop();
     drawing = false;

@@ -169,7 +169,8 @@ TEST("an add that finds every slot held returns how many rows it added and gives
     Replay replay = memory->replay(4);
     for (std::int64_t slot = 1; slot < 4; ++slot)
         replay.head(slot).state = row_word(RowState::writing, this_process());
-    CHECK_EQ(add(replay, {make_row(0, 1), make_row(0, 2)}, memory->newest.data()), 2); // only slot 0 is free: the second row overwrites the first
+    CHECK_EQ(add(replay, {make_row(0, 1), make_row(0, 2)}, memory->newest.data()),
+             2); // only slot 0 is free: the second row overwrites the first
     CHECK_EQ(find_fault(replay), "");
     Row last = make_row(0, 3);
     last.truncated = 1;
@@ -390,7 +391,8 @@ TEST("several processes at one limiter keep the ratio together") {
     for (const std::int64_t end = now_ns() + 150 * ms; now_ns() < end;) {
         // Inserts are loaded first: samples admitted between the two loads make the inserts seem less far ahead, never
         // more.
-        const std::int64_t inserts = see(replay.control().admitted.inserts), samples = see(replay.control().admitted.samples);
+        const std::int64_t inserts = see(replay.control().admitted.inserts),
+                           samples = see(replay.control().admitted.samples);
         *beyond += inserts > 10 && 2 * inserts - samples > 2 * 10 + 40;
     }
     *over = true;

@@ -55,8 +55,12 @@ struct Memory {
 
     Ring ring(int slots, Overflow overflow, std::int64_t unread_limit) {
         count = slots;
-        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(slot), slots, sizeof(Slot),
-                unread_limit, overflow};
+        return {reinterpret_cast<std::byte *>(&control),
+                reinterpret_cast<std::byte *>(slot),
+                slots,
+                sizeof(Slot),
+                unread_limit,
+                overflow};
     }
     Ring blocking(int slots) { return ring(slots, Overflow::block, slots); }
     Ring dropping(int slots) { return ring(slots, Overflow::drop_oldest, slots - 2); } // one to write, one to read
@@ -87,8 +91,8 @@ struct Memory {
         return numbers;
     }
     int in(SlotState state) const {
-        return static_cast<int>(std::count_if(
-            slot, slot + count, [&](const Slot &each) { return slot_state(see(each.head.state)) == state; }));
+        return static_cast<int>(
+            std::count_if(slot, slot + count, [&](const Slot &each) { return slot_state(see(each.head.state)) == state; }));
     }
     // `written` minus its expected value; see the counters in ring.hpp.
     std::int64_t excess() const {
@@ -587,8 +591,8 @@ Numbers check_aftermath(Memory &memory, Ring &ring, const Numbers &before) {
     const Numbers left = memory.drain(ring, me);
     CHECK(std::ranges::is_sorted(left) && std::ranges::adjacent_find(left) == left.end());
     CHECK(std::ranges::find(left, -1) == left.end()); // torn
-    const auto missing = std::ranges::count_if(
-        before, [&](std::int64_t number) { return std::ranges::find(left, number) == left.end(); });
+    const auto missing =
+        std::ranges::count_if(before, [&](std::int64_t number) { return std::ranges::find(left, number) == left.end(); });
     CHECK(missing <= see(memory.control.lost.dropped) + see(memory.control.lost.abandoned));
     std::vector<std::int64_t> claimed;
     for (std::int64_t slot; (slot = ring.try_claim(me)) >= 0;)
@@ -643,7 +647,8 @@ TEST("a writer killed at any instruction of a commit that drops the oldest costs
     CHECK(dropped > 0);
 }
 
-TEST("a writer killed at any instruction of a claim that takes the oldest unread costs no slot, and no loss goes uncounted") {
+TEST(
+    "a writer killed at any instruction of a claim that takes the oldest unread costs no slot, and no loss goes uncounted") {
     Shared<Memory> memory;
     Ring ring = memory->ring(3, Overflow::drop_oldest, 3);
     const std::int64_t me = this_process();

@@ -195,8 +195,7 @@ struct Replay {
         Rng rng(4);
         std::array<std::byte, narrow> new_narrow;
         std::array<std::byte, wide> new_wide;
-        const std::array<Field, 2> fresh{Field{new_narrow.data(), narrow, narrow},
-                                         Field{new_wide.data(), wide, wide}};
+        const std::array<Field, 2> fresh{Field{new_narrow.data(), narrow, narrow}, Field{new_wide.data(), wide, wide}};
         for (std::int64_t row = 0; !over; row = (row + 1) % static_cast<std::int64_t>(rows)) {
             Word &word = words[static_cast<std::size_t>(row)];
             const std::int64_t seen = see(word);

@@ -29,7 +29,8 @@ template <int frames> void expect_right(Replay &replay, int steps, int length, i
         for (int i = 0; i < length; ++i) {
             if (run[i].valid) {
                 CHECK_EQ(run[i].fault(steps), "");
-                CHECK(i == 0 || (run[i - 1].valid && run[i].observation.back().is(run[0].observation.back(), run[0].observation.back().step + i)));
+                CHECK(i == 0 || (run[i - 1].valid && run[i].observation.back().is(run[0].observation.back(),
+                                                                                  run[0].observation.back().step + i)));
             } else {
                 CHECK(i > 0);
                 CHECK(run[i].observation.back().rest[0] == 0 && run[i].key == 0);
@@ -236,7 +237,8 @@ TEST("a sampler stopped anywhere while a row is overwritten gives untorn rows an
         SteppedChild child(body, at);
         // What Replay::add does up to `publish(row.state, ...)`.
         const std::int64_t sequence = replay.control().reserved.last.fetch_add(1) + 1, slot = replay.slot_of(sequence);
-        CHECK(publish_if(replay.head(slot).state, see(replay.head(slot).state), row_word(RowState::writing, this_process())));
+        CHECK(
+            publish_if(replay.head(slot).state, see(replay.head(slot).state), row_word(RowState::writing, this_process())));
         replay.tree().replace(slot, replay.generation_of(sequence), 0);
         const Row row = make_row(0, sequence);
         std::memcpy(replay.payload(slot), &row, sizeof row);
@@ -362,12 +364,13 @@ template <class Start> void race(Scene &scene, Replay &replay, int writers, int 
         start([&scene, replay, seed, streams] {
             if (!streams)
                 scene.sample<UnlinkedSample>(replay, UnlinkedSample::spec(replay.prioritised()), seed,
-                                    [](const UnlinkedSample &row) { return !row.observation.intact(); });
+                                             [](const UnlinkedSample &row) { return !row.observation.intact(); });
             else if (seed == 0)
-                scene.sample<LinkedSample<3>>(replay, LinkedSample<3>::spec(2), seed, [](const LinkedSample<3> &row) { return row.fault(2) != ""; });
+                scene.sample<LinkedSample<3>>(replay, LinkedSample<3>::spec(2), seed,
+                                              [](const LinkedSample<3> &row) { return row.fault(2) != ""; });
             else
                 scene.sample<LinkedSample<1>>(replay, LinkedSample<1>::spec(1, 3), seed,
-                                       [](const LinkedSample<1> &row) { return row.valid && row.fault(1) != ""; });
+                                              [](const LinkedSample<1> &row) { return row.valid && row.fault(1) != ""; });
         });
 }
 
@@ -424,7 +427,8 @@ TEST("writers killed at random instants leave untorn rows, and the others go on"
         scene->writing = 1;
         ::Rng chance(prioritised);
         Child sampler([&] {
-            scene->sample<LinkedSample<3>>(replay, LinkedSample<3>::spec(2), 1, [](const LinkedSample<3> &row) { return row.fault(2) != ""; });
+            scene->sample<LinkedSample<3>>(replay, LinkedSample<3>::spec(2), 1,
+                                           [](const LinkedSample<3> &row) { return row.fault(2) != ""; });
         });
         Child survivor([&] {
             std::vector<Environment> mine = environments(2);
@@ -476,7 +480,8 @@ TEST("a stopped writer that holds slots blocks no other") {
     CHECK(held > 0);
     scene->writing = 1;
     Child sampler([&] {
-        scene->sample<UnlinkedSample>(replay, UnlinkedSample::spec(true), 1, [](const UnlinkedSample &row) { return !row.observation.intact(); });
+        scene->sample<UnlinkedSample>(replay, UnlinkedSample::spec(true), 1,
+                                      [](const UnlinkedSample &row) { return !row.observation.intact(); });
     });
     const std::int64_t avoided = see(replay.control().lost.avoided);
     for (int i = 0; i < 500; ++i)

@@ -296,7 +296,8 @@ TEST("a reader stopped at any instruction reads one untorn version whatever is p
     Shared<Block> block;
     const std::int64_t me = this_process();
     const auto parts = parts_of(*block);
-    for (std::int64_t publications = 2; publications <= 3; ++publications) // the last of three overwrites the reader's buffer
+    for (std::int64_t publications = 2; publications <= 3;
+         ++publications) // the last of three overwrites the reader's buffer
         at_every_instruction(
             [&] {
                 memory->wipe();
@@ -407,13 +408,9 @@ TEST("readers in processes see untorn versions of one writer, never an older one
 
 TEST("two buffers are enough for one writer") { Shared<Race<1, 2>>()->run_processes(2); }
 
-TEST("two writers in threads publish each version once and never fail") {
-    Shared<Race<2, 3>>()->run_threads(2);
-}
+TEST("two writers in threads publish each version once and never fail") { Shared<Race<2, 3>>()->run_threads(2); }
 
-TEST("two writers in processes publish each version once and never fail") {
-    Shared<Race<2, 3>>()->run_processes(2);
-}
+TEST("two writers in processes publish each version once and never fail") { Shared<Race<2, 3>>()->run_processes(2); }
 
 namespace {
 

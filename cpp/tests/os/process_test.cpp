@@ -19,11 +19,12 @@ namespace {
 // A child that lives until it is killed, and its identity as it sees it itself.
 class LiveProcess {
   public:
-    LiveProcess() : child_([this] {
-        publish(*word_, this_process());
-        for (;;)
-            pause();
-    }) {
+    LiveProcess()
+        : child_([this] {
+              publish(*word_, this_process());
+              for (;;)
+                  pause();
+          }) {
         await([&] { return see(*word_) != 0; });
     }
     std::int64_t word() const { return see(*word_); }

@@ -69,28 +69,28 @@ void equals(const A &found, const B &expected, const char *text, const char *fil
 #define CHECK_JOIN_(a, b) a##b
 #define CHECK_NAME_(a, b) CHECK_JOIN_(a, b)
 
-#define TEST(sentence)                                                                                                 \
-    static void CHECK_NAME_(test_at_line_, __LINE__)();                                                                \
-    static const check::Registered CHECK_NAME_(registered_at_line_, __LINE__){sentence,                                \
-                                                                              CHECK_NAME_(test_at_line_, __LINE__)};   \
+#define TEST(sentence)                                                                                                      \
+    static void CHECK_NAME_(test_at_line_, __LINE__)();                                                                     \
+    static const check::Registered CHECK_NAME_(registered_at_line_, __LINE__){sentence,                                     \
+                                                                              CHECK_NAME_(test_at_line_, __LINE__)};        \
     static void CHECK_NAME_(test_at_line_, __LINE__)()
 
-#define CHECK(...)                                                                                                     \
-    do {                                                                                                               \
-        if (!(__VA_ARGS__))                                                                                            \
-            check::fail(__FILE__, __LINE__, #__VA_ARGS__ " does not hold");                                            \
+#define CHECK(...)                                                                                                          \
+    do {                                                                                                                    \
+        if (!(__VA_ARGS__))                                                                                                 \
+            check::fail(__FILE__, __LINE__, #__VA_ARGS__ " does not hold");                                                 \
     } while (false)
 
 #define CHECK_EQ(found, expected) check::equals((found), (expected), #found, __FILE__, __LINE__)
 
-#define CHECK_THROWS(error, ...)                                                                                       \
-    do {                                                                                                               \
-        bool thrown_ = false;                                                                                          \
-        try {                                                                                                          \
-            __VA_ARGS__;                                                                                               \
-        } catch (const error &) {                                                                                      \
-            thrown_ = true;                                                                                            \
-        }                                                                                                              \
-        if (!thrown_)                                                                                                  \
-            check::fail(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #error);                                    \
+#define CHECK_THROWS(error, ...)                                                                                            \
+    do {                                                                                                                    \
+        bool thrown_ = false;                                                                                               \
+        try {                                                                                                               \
+            __VA_ARGS__;                                                                                                    \
+        } catch (const error &) {                                                                                           \
+            thrown_ = true;                                                                                                 \
+        }                                                                                                                   \
+        if (!thrown_)                                                                                                       \
+            check::fail(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #error);                                         \
     } while (false)

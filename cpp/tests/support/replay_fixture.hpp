@@ -19,9 +19,11 @@ struct Observation {
     std::array<std::int64_t, 5> rest;
 
     static std::int64_t expected_word(std::int64_t stream, std::int64_t episode, std::int64_t step, std::size_t position) {
-        const auto mixed = (static_cast<std::uint64_t>(stream) * 1'000'003 + static_cast<std::uint64_t>(episode)) * 1'000'003 +
-                           static_cast<std::uint64_t>(step) * 31;
-        return static_cast<std::int64_t>(mixed * 0x9E3779B97F4A7C15 ^ static_cast<std::uint64_t>(position + 1) * 0xBF58476D1CE4E5B9);
+        const auto mixed =
+            (static_cast<std::uint64_t>(stream) * 1'000'003 + static_cast<std::uint64_t>(episode)) * 1'000'003 +
+            static_cast<std::uint64_t>(step) * 31;
+        return static_cast<std::int64_t>(mixed * 0x9E3779B97F4A7C15 ^
+                                         static_cast<std::uint64_t>(position + 1) * 0xBF58476D1CE4E5B9);
     }
     void fill(std::int64_t of_stream, std::int64_t of_episode, std::int64_t at_step) {
         stream = of_stream;
@@ -96,7 +98,9 @@ template <std::int64_t max_capacity> struct ReplayMemoryFor {
         CHECK(capacity <= max_capacity && memlane::SumTree::bytes(capacity) <= sizeof tree);
         if (prioritised)
             control.priority.highest = 1;
-        return {reinterpret_cast<std::byte *>(&control), rows.data(), prioritised ? tree.data() : nullptr,
+        return {reinterpret_cast<std::byte *>(&control),
+                rows.data(),
+                prioritised ? tree.data() : nullptr,
                 {.capacity = capacity,
                  .stride_bytes = memlane::head_bytes(linked) + sizeof(Row),
                  .linked = linked,
@@ -124,7 +128,7 @@ using ReplayMemory = ReplayMemoryFor<128>;
 class PreparedRows {
   public:
     PreparedRows(std::vector<Row> rows, std::int64_t *newest, std::vector<Row> finals, std::vector<std::uint8_t> has_final,
-             std::int64_t version)
+                 std::int64_t version)
         : rows_(std::move(rows)), finals_(std::move(finals)), has_final_(std::move(has_final)) {
         for (const Row &row : rows_)
             streams_.push_back(row.observation.stream);
@@ -153,8 +157,9 @@ class PreparedRows {
     std::vector<Row> rows_, finals_;
     std::vector<std::uint8_t> has_final_;
     std::vector<std::int64_t> streams_;
-    std::array<memlane::Field, 4> fields_{field(rows_, offsetof(Row, observation), 64), field(rows_, offsetof(Row, reward), 4),
-                                          field(rows_, offsetof(Row, terminated), 1), field(rows_, offsetof(Row, truncated), 1)};
+    std::array<memlane::Field, 4> fields_{field(rows_, offsetof(Row, observation), 64),
+                                          field(rows_, offsetof(Row, reward), 4), field(rows_, offsetof(Row, terminated), 1),
+                                          field(rows_, offsetof(Row, truncated), 1)};
     std::array<memlane::Field, 1> final_fields_{field(finals_, offsetof(Row, observation), 64)};
     std::array<std::size_t, 1> final_indices_{0};
     memlane::AddRequest request_{};
@@ -216,7 +221,8 @@ inline std::string find_fault(memlane::Replay &replay) {
         if (row_state(word) == RowState::complete && next > 0 && next != row_detail(word) && is_stored(next) &&
             !row_at(replay.slot_of(next)).observation.is(row.observation, row.observation.step + 1))
             return name + " has a `next` that is not its next step";
-        if (previous > 0 && is_stored(previous) && !row_at(replay.slot_of(previous)).observation.is(row.observation, row.observation.step - 1))
+        if (previous > 0 && is_stored(previous) &&
+            !row_at(replay.slot_of(previous)).observation.is(row.observation, row.observation.step - 1))
             return name + " has a `previous` that is not the step before it";
         if (previous < 0)
             return name + " has a negative `previous`";

@@ -70,7 +70,8 @@ class SteppedChild {
 // `act(child)`.
 template <class Prepare, class Body, class Act> void at_every_instruction(Prepare prepare, Body body, Act act) {
     prepare();
-    body(memlane::this_process()); // once here: the first call of a function resolves its symbol, in thousands of instructions
+    body(memlane::
+             this_process()); // once here: the first call of a function resolves its symbol, in thousands of instructions
     prepare();
     int length = 0;
     for (SteppedChild child(body); child.step();)

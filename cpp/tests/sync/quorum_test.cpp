@@ -249,7 +249,7 @@ namespace {
 //   the waiter finds the count and does not sleep    acceptable
 //   the waiter sleeps and is woken                   acceptable
 //   the waiter's slice ends with the count complete  FORBIDDEN    the lost wake-up
-template <int parties> struct Rounds {
+template <int parties> struct RepeatedBarrier {
     QuorumCell cell;
     SignalCell go;
     alignas(64) std::atomic<bool> over;
@@ -303,7 +303,7 @@ constexpr int allowed_stalls = 2;
 
 TEST("quorum: no wake-up is lost between threads") {
     constexpr int parties = 4;
-    Rounds<parties> race{};
+    RepeatedBarrier<parties> race{};
     std::vector<std::thread> workers;
     for (int number = 1; number < parties; ++number)
         workers.emplace_back([&race, number] { race.worker(number); });
@@ -314,7 +314,7 @@ TEST("quorum: no wake-up is lost between threads") {
 
 TEST("quorum: no wake-up is lost between processes") {
     constexpr int parties = 4;
-    Shared<Rounds<parties>> race;
+    Shared<RepeatedBarrier<parties>> race;
     Child one([&] { race->worker(1); }), two([&] { race->worker(2); }), three([&] { race->worker(3); });
     CHECK(race->waiter(rounds_in_a_race) <= allowed_stalls);
     for (Child *child : {&one, &two, &three})

@@ -105,7 +105,7 @@ TEST("a wait without a deadline pauses when its slice ends so that the caller ca
 }
 
 TEST("a signal handler that runs on the sleeping thread ends its sleep with a pause") {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) {};
     action.sa_flags = SA_RESTART; // the flag under which other system calls would continue
     sigaction(SIGUSR1, &action, nullptr);
@@ -433,7 +433,8 @@ struct Crossing {
     }
 
     void sleeper() {
-        constexpr int enough = check::times(100'000), max_rounds = 10 * enough; // more than enough only while an outcome is missing
+        constexpr int enough = check::times(100'000),
+                      max_rounds = 10 * enough; // more than enough only while an outcome is missing
         Rng rng(2);
         int saw = 0, woken = 0, lost = 0;
         for (int round = 1; round <= enough || (round <= max_rounds && (saw == 0 || woken == 0)); ++round) {
@@ -476,7 +477,7 @@ namespace {
 //   woken, or refused to sleep     acceptable
 //   slice over, signal incomplete  acceptable   the signalling process was late, not the wake-up
 //   slice over, signal complete    FORBIDDEN    the lost wake-up
-struct Rounds {
+struct RepeatedWaits {
     struct Bell {
         SignalCell cell;
         alignas(64) Word complete; // the value of the last signal of a round, once its call had returned
@@ -529,25 +530,25 @@ constexpr int rounds = check::times(8'000);
 } // namespace
 
 TEST("no wake-up is lost between many waiters and wakers in threads") {
-    Rounds race{};
+    RepeatedWaits race{};
     std::vector<std::thread> threads;
-    for (int member = 0; member < Rounds::waiters + Rounds::wakers; ++member)
+    for (int member = 0; member < RepeatedWaits::waiters + RepeatedWaits::wakers; ++member)
         threads.emplace_back([&race, member] { race.run(member, rounds); });
     for (auto &thread : threads)
         thread.join();
     CHECK_EQ(race.lost.load(), 0);
-    CHECK_EQ(see(race.done.cell.value), static_cast<std::int64_t>(rounds) * Rounds::waiters);
+    CHECK_EQ(see(race.done.cell.value), static_cast<std::int64_t>(rounds) * RepeatedWaits::waiters);
 }
 
 TEST("no wake-up is lost between many waiters and wakers in processes") {
-    Shared<Rounds> race;
+    Shared<RepeatedWaits> race;
     std::list<Child> children;
-    for (int member = 0; member < Rounds::waiters + Rounds::wakers; ++member)
+    for (int member = 0; member < RepeatedWaits::waiters + RepeatedWaits::wakers; ++member)
         children.emplace_back([&race, member] { race->run(member, rounds); });
     for (auto &child : children)
         CHECK_EQ(child.join(), 0);
     CHECK_EQ(race->lost.load(), 0);
-    CHECK_EQ(see(race->done.cell.value), static_cast<std::int64_t>(rounds) * Rounds::waiters);
+    CHECK_EQ(see(race->done.cell.value), static_cast<std::int64_t>(rounds) * RepeatedWaits::waiters);
 }
 
 // Race: processes take numbers from one signal with compare-and-swap while others add to it.
