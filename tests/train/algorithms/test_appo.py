@@ -692,7 +692,6 @@ def test_it_learns_to_swing_up_a_pendulum(tmp_path: Path) -> None:
     assert mean_return(runner.learner.policy, "Pendulum-v1") > -500
 
 
-@pytest.mark.timeout(300)
 def test_it_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     """The ball has to be met a dozen steps before a brick is hit, so chance gets a quarter of a brick in a game."""
     with preset_runner("Bricks-v0", tmp_path, 0) as runner:
