@@ -71,7 +71,7 @@ python-test: $(VENV)/.built
 	$(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
 
 test-loaded: $(VENV)/.built  ## the Python tests beside a busy process on every core
-	$(PY) -m tests.support.load $(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal -o timeout=600
+	$(PY) -m tests.support.load $(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
 
 soak: $(VENV)/.built  ## thousands of kills and long races; minutes
 	$(PY) -m pytest -m soak

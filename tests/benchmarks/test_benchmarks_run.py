@@ -163,7 +163,6 @@ TRAININGS = {"train": ["--tasks", "cartpole"], "train_off_policy": []}
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_training_is_measured_in_time_and_in_environment_steps(name: str, tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")

@@ -56,9 +56,10 @@ def test_independent_rows_are_sampled_whole_while_writers_overwrite_them(
     row is overwritten gives whole rows and finite weights"."""
     each = 24_000 * scale // writers
     with Replay(LOOSE, capacity=64, alpha=alpha) as replay:
+        samplers = range(writers, writers + 2)
         for place in range(writers):
-            kills.fork(lives.race_to_add, place, replay, each, 7)
-        for place in range(writers, writers + 2):
+            kills.fork(lives.race_to_add, place, replay, each, 7, samplers)
+        for place in samplers:
             kills.fork(lives.race_to_sample, place, replay, writers)
         kills.go()
         kills.join()
@@ -76,9 +77,10 @@ def test_streams_are_sampled_step_by_step_while_writers_overwrite_them(
 ) -> None:
     each = 8_000 * scale // writers
     with Replay(LINKED, capacity=96, streams=2 * writers, observations=["obs"], alpha=alpha) as replay:
+        samplers = range(writers, writers + 2)
         for place in range(writers):
-            kills.fork(lives.race_to_step, place, replay, each, [2 * place, 2 * place + 1])
-        for place in range(writers, writers + 2):
+            kills.fork(lives.race_to_step, place, replay, each, [2 * place, 2 * place + 1], samplers)
+        for place in samplers:
             kills.fork(lives.race_to_sample, place, replay, writers)
         kills.go()
         kills.join()
@@ -104,7 +106,7 @@ def test_every_row_of_every_writer_is_stored_once_where_the_capacity_suffices(
     each = 4_000 * min(scale, 10) // writers
     with Replay(LOOSE, capacity=writers * each + 50, alpha=0.5) as replay:
         for place in range(writers):
-            kills.fork(lives.race_to_add, place, replay, each, 3 + place)
+            kills.fork(lives.race_to_add, place, replay, each, 3 + place, range(writers, writers + 1))
         kills.fork(lives.race_to_sample, writers, replay, writers)
         kills.go()
         kills.join()

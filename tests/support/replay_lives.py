@@ -16,7 +16,7 @@ from memlane import _native
 from memlane.core import SIGNAL, Segment, WaitTimeout
 from memlane.ipc import Replay
 from memlane.lanes.sampler import ReplaySampler
-from tests.support.kills import PLACES, begin_together, board_layout
+from tests.support.kills import PATIENCE, PLACES, begin_together, board_layout
 from tests.support.payloads import CheckedEnvs, count_misplaced, count_torn, loose_rows
 
 BOARD = board_layout(
@@ -43,26 +43,37 @@ def sampler_of(replay: Replay, seed: int) -> ReplaySampler:
 # ---------------------------------------------------------------------------------------------------------------- races
 
 
-def race_to_add(board: Segment, place: int, replay: Replay, count: int, batch: int) -> None:
-    """Add ``count`` rows, ``batch`` at a time."""
+def race_to_add(board: Segment, place: int, replay: Replay, count: int, batch: int, samplers: range) -> None:
+    """Add ``count`` rows, ``batch`` at a time. On the way, wait until each sampler has sampled."""
     writer = replay.writer()
     begin_together(board)
     added = 0
     for first in range(0, count, batch):
+        if first <= count // 2 < first + batch:
+            wait_for_samplers(board, samplers)
         added += writer.add(loose_rows(place, first, min(batch, count - first)))
     board["added"][place] = added
     board.signal("written").add()
 
 
-def race_to_step(board: Segment, place: int, replay: Replay, count: int, streams: list[int]) -> None:
+def race_to_step(board: Segment, place: int, replay: Replay, count: int, streams: list[int], samplers: range) -> None:
+    """Add ``count`` rows of these streams. On the way, wait until each sampler has sampled."""
     writer, envs = replay.writer(streams), CheckedEnvs(streams)
     begin_together(board)
     added = 0
     while added < count:
+        if added < count // 2 <= added + len(streams):
+            wait_for_samplers(board, samplers)
         rows, final = envs.step()
         added += writer.add(rows, final=final)
     board["added"][place] = added
     board.signal("written").add()
+
+
+def wait_for_samplers(board: Segment, samplers: range) -> None:
+    """On a busy machine the writers could otherwise finish before a sampler has begun."""
+    for place in samplers:
+        board.signal("progress", place).wait(1, timeout=PATIENCE)
 
 
 def race_to_sample(board: Segment, place: int, replay: Replay, writers: int) -> None:

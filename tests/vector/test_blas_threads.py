@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memlane.core.children import THREAD_LIMITS
-from tests.support.processes import output_of
+from tests.support.processes import PATIENCE, script
 from tests.support.vector_envs import Counter, ours
 
 
@@ -34,7 +34,9 @@ def test_a_worker_has_one_thread_for_linear_algebra(context: str, monkeypatch: p
     for name in THREAD_LIMITS:
         monkeypatch.delenv(name, raising=False)
     code = "import sys; from tests.vector.test_blas_threads import print_threads; print_threads(sys.argv[1])"
-    threads = output_of(code, context).strip()
-    if threads == "(None, None)":
+    with script(code, context) as process:
+        threads, errors = process.communicate(timeout=PATIENCE)  # a slow start is noted on stderr
+    assert process.returncode == 0, errors
+    if threads == "(None, None)\n":
         pytest.skip("numpy has no OpenBLAS here")
-    assert threads == "(1, 1)"
+    assert threads == "(1, 1)\n"

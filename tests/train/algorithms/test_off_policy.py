@@ -313,7 +313,6 @@ def test_dqn_learns_from_pixels_that_the_replay_keeps_as_bytes(tmp_path: Path) -
 
 
 @pytest.mark.soak  # a minute and a half
-@pytest.mark.timeout(400)
 def test_dqn_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     runner = runner_of("dqn", "Bricks-v0", tmp_path)
     runner.should_stop = lambda metrics: "over" if metrics.env_steps >= 60_000 else None
