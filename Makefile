@@ -10,7 +10,7 @@ CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 .PHONY: train demo test test-loaded lint types native-test python-test soak bench setup clean
 .DELETE_ON_ERROR:
 
-train: $(VENV)/.built  ## train CartPole-v1 into a folder under runs/
+train: $(VENV)/.built  ## train CartPole-v1; its run directory is under runs/
 	@$(VENV)/bin/memlane train CartPole-v1
 
 demo: $(VENV)/.built  ## the tour: real processes, a kill, and nothing left behind; a few seconds
@@ -42,6 +42,8 @@ $(VENV)/.peers: $(VENV)/.built
 lint: $(VENV)/.built
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/clang-format --dry-run -Werror $$(git ls-files 'cpp/*.c' 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.hpp')
+	$(VENV)/bin/codespell
 
 types: $(VENV)/.built
 	$(VENV)/bin/mypy

@@ -24,10 +24,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 # A shell that starts the tests in the background makes them ignore SIGINT, which the programs they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Every test checks which names it left behind, so parallel workers must not see the names of each other. The process
+# that starts the workers removes their directories, also that of a worker that was killed.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Every test checks which names it left behind, so parallel workers must not see the names of each other.
-    os.environ["MEMLANE_SHM_DIR"] = tempfile.mkdtemp(dir="/dev/shm", prefix="tests-")
-    atexit.register(shutil.rmtree, os.environ["MEMLANE_SHM_DIR"])
+    os.environ["MEMLANE_SHM_DIR"] = tempfile.mkdtemp(dir=os.environ["MEMLANE_TESTS_DIR"])
+else:
+    os.environ["MEMLANE_TESTS_DIR"] = tempfile.mkdtemp(dir="/dev/shm", prefix="tests-")
+    atexit.register(shutil.rmtree, os.environ["MEMLANE_TESTS_DIR"], ignore_errors=True)
 
 SHM = Path(os.environ.get("MEMLANE_SHM_DIR", "/dev/shm"))
 
