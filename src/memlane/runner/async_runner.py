@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from memlane.core import Layout, SegmentClosed
 from memlane.core.layout import FieldSpec
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.lanes.lane import as_layout
 from memlane.lanes.ring import Ring
 from memlane.lanes.tensors import layout_of
@@ -50,9 +50,11 @@ def check_settings(
     ``synonyms`` maps names that users of other libraries type to settings of the algorithm.
     """
     known = {*SETTINGS, *algorithm_settings}
-    if unknown := sorted(set(rl_cfg) - known):
-        hints = [did_you_mean(name, known, {**SYNONYMS, **(synonyms or {})}) for name in unknown]
-        raise TypeError(f"unknown rl_cfg keys: {unknown}{''.join(hints) or f'; known keys are {sorted(known)}'}")
+    all_synonyms = {**SYNONYMS, **(synonyms or {})}
+    if unknown := set(rl_cfg) - known:
+        raise TypeError(
+            describe_unknown("rl_cfg keys", unknown, known, lambda name: did_you_mean(name, known, all_synonyms))
+        )
 
 
 class AsyncRunner(ABC):
