@@ -68,9 +68,9 @@ class Rows {
                                       .c_str());
         const std::int64_t bad = first_out_of_range({indices.data(), indices.shape(0)}, rows);
         if (bad >= 0)
-            throw nb::index_error(("indices[" + std::to_string(bad) + "] is " +
-                                   std::to_string(indices(static_cast<std::size_t>(bad))) + ", but there are rows 0 to " +
-                                   std::to_string(rows - 1))
+            throw nb::index_error(("indices[" + std::to_string(bad) + "] must be at least 0 and below " +
+                                   std::to_string(rows) + ", found " +
+                                   std::to_string(indices(static_cast<std::size_t>(bad))))
                                       .c_str());
     }
 
@@ -96,11 +96,18 @@ void bind_core(nb::module_ &m) {
         .def("retire", &Mapping::retire,
              "Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1.");
 
-    nb::class_<Signal>(m, "Signal", "An atomic counter that one side advances and others wait for.")
+    nb::class_<Signal>(
+        m, "Signal",
+        "An atomic counter in a segment that one side advances and others wait for.\n\n"
+        "``Segment.signal(name)`` returns one. Any process and thread that maps the segment may call any\n"
+        "method. Stores into the segment before the signal are visible after the wait for it. When a process\n"
+        "dies, the value stays; a wait that names the process in ``peers`` raises ``PeerDied``.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
-        .def_prop_ro("label", &Signal::label)
-        .def_prop_ro("value", &Signal::value)
-        .def_prop_rw("spin_limit_ns", &Signal::spin_limit_ns, &Signal::set_spin_limit_ns)
+        .def_prop_ro("label", &Signal::label, "The name of the signal in error messages.")
+        .def_prop_ro("value", &Signal::value, "The value now.")
+        .def_prop_rw(
+            "spin_limit_ns", &Signal::spin_limit_ns, &Signal::set_spin_limit_ns,
+            "The longest time that a wait of this object spins before it sleeps, in nanoseconds; 0: it never spins.")
         .def("store", &Signal::store, "value"_a, "Set the value and wake all waiters.")
         .def("add", &Signal::add, "amount"_a = 1, "Add to the value, wake all waiters, and return the new value.")
         .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,

@@ -26,7 +26,7 @@ using namespace memlane;
 
 namespace {
 
-// A shorter step keeps the GIL: to release and acquire it costs 0.1 us, beside a busy Python thread 5 ms.
+// A shorter step keeps the GIL: releasing and reacquiring it takes 0.1 us, or 5 ms beside a busy Python thread.
 constexpr double release_gil_above_ns = 50'000;
 
 // Results of EnvHost::step that are not a count: nothing has been stepped.
@@ -269,14 +269,14 @@ void bind_envs(nb::module_ &m) {
         .def(nb::init<std::uintptr_t, std::int32_t, int, std::int32_t, std::vector<double>, nb::dict, int, nb::object>(),
              "spec"_a, "num_envs"_a, "autoreset_mode"_a, "max_episode_steps"_a, "settings"_a, "arrays"_a, "num_threads"_a,
              "keep_alive"_a.none())
-        .def("init", &EnvHost::init, "Call the environment's init; its error message, or None.")
+        .def("init", &EnvHost::init, "Call the environment's init; return its error message, or None.")
         .def("reset", &EnvHost::reset, "mask"_a.none() = nb::none(),
              "Start new episodes where the mask is True, or everywhere.")
         .def("step", &EnvHost::step, "actions"_a,
-             "Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET.")
+             "Step all environments; return how many episodes ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET.")
         .def(
             "step_stored", [](EnvHost &it) { return it.step_with(nullptr); },
-            "step() with the actions in the host's own array.")
+            "Like step(), with the actions that are in the host's array.")
         .def("send", &EnvHost::send, "envs"_a, "Start a step of these environments on background threads.")
         .def("receive", &EnvHost::receive, "min_completed"_a, "timeout"_a = nb::none(),
              "The environments whose step is complete, at least min_completed of them; None after timeout seconds.")

@@ -192,8 +192,10 @@ class RingHandle {
     void require_state(std::int64_t slot, SlotState state, const char *action) const {
         require_slot(slot);
         if (see(ring_.head(slot).state) != slot_word(state, this_process())) [[unlikely]]
-            raise("MemlaneError", "cannot " + std::string(action) + " slot " + std::to_string(slot) + " of the " + label_ +
-                                      ": this process does not hold it, or no longer");
+            raise("MemlaneError",
+                  "cannot " + std::string(action) + " slot " + std::to_string(slot) + " of the " + label_ +
+                      ": this process does not hold it; use a slot only in the process that claimed or took it, "
+                      "and release it once");
     }
 
     std::shared_ptr<Mapping> mapping_;
@@ -298,9 +300,9 @@ void bind_lanes(nb::module_ &m) {
     m.attr("MAX_BUFFERS") = max_buffers;
 
     nb::class_<Head>(m, "SlotHead", "The metadata of a slot, as its writer left it.")
-        .def_ro("sequence", &Head::sequence, "Number of the commit in the ring, from 1.")
+        .def_ro("sequence", &Head::sequence, "Number of the commit in the ring, counted from 1.")
         .def_ro("policy_version", &Head::policy_version, "Version of the weights that produced the content.")
-        .def_ro("writer", &Head::writer, "Id that the writer chose for itself.")
+        .def_ro("writer", &Head::writer, "Number that the writer was created with.")
         .def_ro("process", &Head::process, "Process that wrote the slot, as Peer.word.")
         .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock in nanoseconds when the slot was claimed.")
         .def_ro("committed_ns", &Head::committed_ns, "Wall clock in nanoseconds when the slot was committed.")

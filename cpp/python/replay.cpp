@@ -263,8 +263,8 @@ class ReplayHandle {
                                           .c_str());
             const double error = std::abs(errors.data()[i]);
             if (!std::isfinite(error))
-                throw nb::value_error(("priorities must be finite, found " + std::to_string(errors.data()[i]) +
-                                       " at position " + std::to_string(i))
+                throw nb::value_error(("errors must be finite, found " + std::to_string(errors.data()[i]) + " at position " +
+                                       std::to_string(i))
                                           .c_str());
             const double priority = std::pow(error + smallest_error, alpha_);
             if (priority > largest_priority)
@@ -387,7 +387,8 @@ class ReplayHandle {
             throw nb::value_error(("the limiter of the " + label_ +
                                    " would make writers and samplers wait for each other for ever: "
                                    "batches of this size need an error_buffer of at least " +
-                                   format_number(required) + ", found " + format_number(error_buffer))
+                                   format_number(required) + ", found " + format_number(error_buffer) +
+                                   "; use smaller batches, or create the replay with a larger error_buffer")
                                       .c_str());
     }
     static std::string format_number(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
@@ -448,7 +449,8 @@ class SamplerHandle {
         require_not_stopping();
         if (prefetcher_.requested() > 0)
             raise("MemlaneError",
-                  "this sampler of the " + replay_->label() + " is prefetching batches; take those that were started first");
+                  "this sampler of the " + replay_->label() +
+                      " is used by a ReplayPipeline; consume the batches that were started, or create another sampler");
         if (busy_.test_and_set(std::memory_order_acquire)) // PAIR none: the GIL orders threads of one process
             raise_used_by_another_thread();
         const struct Idle {
@@ -532,13 +534,14 @@ class SamplerHandle {
   private:
     [[noreturn]] void raise_used_by_another_thread() const {
         raise("MemlaneError",
-              "this sampler of the " + replay_->label() + " is drawing in another thread; make a sampler for each thread");
+              "this sampler of the " + replay_->label() + " is used by another thread; create a sampler for each thread");
     }
 
     // Other Python threads run while `stop` joins the background thread.
     void require_not_stopping() const {
         if (stopping_ > 0)
-            raise("MemlaneError", "this sampler of the " + replay_->label() + " is being stopped by another thread");
+            raise("MemlaneError",
+                  "this sampler of the " + replay_->label() + " is being stopped by another thread; create another sampler");
     }
 
     std::int64_t checked_count(const Block &block) const {
@@ -624,18 +627,18 @@ void bind_replay(nb::module_ &m) {
              "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
         .def("add_plain", &ReplayHandle::add_plain, "rows"_a,
-             "Add rows without streams and return the transitions added; -1 if the caller must use `add`.")
+             "Add rows without streams and return how many were added; -1 if the caller must use `add`.")
         .def("add", &ReplayHandle::add_rows, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
              "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
-             "Add rows and return the transitions added; -1 if an argument is not accepted.")
+             "Add rows and return how many transitions were added; -1 if an argument is not accepted.")
         .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,
              "Set the priorities of rows by their keys and return how many of the rows were still stored.")
         .def("init_priorities", &ReplayHandle::init_priorities, "Set the priority of the first rows of a new replay.")
         .def("total_priority", &ReplayHandle::total_priority)
-        .def("added", &ReplayHandle::added, "Return the transitions added since the replay was created.")
+        .def("added", &ReplayHandle::added, "Return the number of transitions added since the replay was created.")
         .def("last_sequence", &ReplayHandle::last_sequence,
              "Return the last sequence number that was reserved; final observations have sequence numbers, too.")
-        .def("size", &ReplayHandle::size, "Return the stored transitions.")
+        .def("size", &ReplayHandle::size, "Return the number of stored transitions.")
         .def("counters", &ReplayHandle::counters)
         .def("save_into", &ReplayHandle::save_into, "copy"_a,
              "Bring `copy` up to date and return how many rows had changed.")
@@ -644,8 +647,8 @@ void bind_replay(nb::module_ &m) {
         .def("first_implausible", &ReplayHandle::first_implausible,
              "Return the first slot with contents that no writer leaves, or -1.");
 
-    nb::class_<SamplerHandle>(m, "Sampler",
-                              "Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own.")
+    nb::class_<SamplerHandle>(
+        m, "Sampler", "Draws rows of a replay into a block, in the calling thread or ahead of time in a background thread.")
         .def(nb::init<std::shared_ptr<ReplayHandle>, std::size_t, std::optional<std::uint64_t>,
                       const std::vector<SamplerHandle::CopyTuple> &, std::size_t, int, double, int,
                       const std::vector<std::int64_t> &>(),

@@ -37,7 +37,9 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
     std::int64_t deadline_ns = forever_ns;
     if (timeout) {
         if (!(*timeout >= 0))
-            throw nb::value_error("timeout must be None (wait for ever) or a number of seconds, 0 or more");
+            throw nb::value_error(("timeout must be None (wait for ever) or a number of seconds, 0 or more, found " +
+                                   nb::cast<std::string>(nb::str("{:g}").attr("format")(*timeout)))
+                                      .c_str());
         if (*timeout < 1e9)
             deadline_ns = now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9));
     }

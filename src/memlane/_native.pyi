@@ -45,14 +45,21 @@ class Mapping(Buffer):
         """Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1."""
 
 class Signal:
-    """An atomic counter that one side advances and others wait for."""
+    """An atomic counter in a segment that one side advances and others wait for.
+
+    ``Segment.signal(name)`` returns one. Any process and thread that maps the segment may call any
+    method. Stores into the segment before the signal are visible after the wait for it. When a process
+    dies, the value stays; a wait that names the process in ``peers`` raises ``PeerDied``."""
 
     spin_limit_ns: int
+    """The longest time that a wait of this object spins before it sleeps, in nanoseconds; 0: it never spins."""
     def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """The name of the signal in error messages."""
     @property
-    def value(self) -> int: ...
+    def value(self) -> int:
+        """The value now."""
     def store(self, value: int) -> None:
         """Set the value and wake all waiters."""
     def add(self, amount: int = 1) -> int:
@@ -104,13 +111,13 @@ class SlotHead:
     def __init__(self) -> None: ...
     @property
     def sequence(self) -> int:
-        """Number of the commit in the ring, from 1."""
+        """Number of the commit in the ring, counted from 1."""
     @property
     def policy_version(self) -> int:
         """Version of the weights that produced the content."""
     @property
     def writer(self) -> int:
-        """Id that the writer chose for itself."""
+        """Number that the writer was created with."""
     @property
     def process(self) -> int:
         """Process that wrote the slot, as Peer.word."""
@@ -241,7 +248,7 @@ class Replay:
     @property
     def label(self) -> str: ...
     def add_plain(self, rows: Mapping_[str, object]) -> int:
-        """Add rows without streams and return the transitions added; -1 if the caller must use `add`."""
+        """Add rows without streams and return how many were added; -1 if the caller must use `add`."""
     def add(
         self,
         rows: Mapping_[str, object],
@@ -253,18 +260,18 @@ class Replay:
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> int:
-        """Add rows and return the transitions added; -1 if an argument is not accepted."""
+        """Add rows and return how many transitions were added; -1 if an argument is not accepted."""
     def set_priorities(self, keys: NDArray[np.int64], errors: NDArray[np.float64]) -> int:
         """Set the priorities of rows by their keys and return how many of the rows were still stored."""
     def init_priorities(self) -> None:
         """Set the priority of the first rows of a new replay."""
     def total_priority(self) -> float: ...
     def added(self) -> int:
-        """Return the transitions added since the replay was created."""
+        """Return the number of transitions added since the replay was created."""
     def last_sequence(self) -> int:
         """Return the last sequence number that was reserved; final observations have sequence numbers, too."""
     def size(self) -> int:
-        """Return the stored transitions."""
+        """Return the number of stored transitions."""
     def counters(self) -> dict[str, int]: ...
     def save_into(self, copy: Replay) -> int:
         """Bring `copy` up to date and return how many rows had changed."""
@@ -274,7 +281,7 @@ class Replay:
         """Return the first slot with contents that no writer leaves, or -1."""
 
 class Sampler:
-    """Draws rows of a replay into a block, in the calling thread or ahead in a thread of its own."""
+    """Draws rows of a replay into a block, in the calling thread or ahead of time in a background thread."""
 
     def __init__(
         self,
@@ -419,7 +426,7 @@ class StepLoop:
     def finish(self, arrivals: int) -> None:
         """Finish the command; so many environments arrive at the quorum."""
     def mark_running(self, index: int) -> None:
-        """The environment's next step is a step."""
+        """The episode continues: the next step steps the environment."""
     def mark_needs_reset(self, index: int) -> None:
         """The episode has ended: the next step is a reset, or exceptional without autoreset."""
     def mark_pending_truncation(self, index: int) -> None:
@@ -457,13 +464,13 @@ class EnvHost:
         keep_alive: object,
     ) -> None: ...
     def init(self) -> str | None:
-        """Call the environment's init; its error message, or None."""
+        """Call the environment's init; return its error message, or None."""
     def reset(self, mask: object = None) -> None:
         """Start new episodes where the mask is True, or everywhere."""
     def step(self, actions: object) -> int:
-        """Step all environments; the number of episodes that ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET."""
+        """Step all environments; return how many episodes ended, or STEP_NEEDS_CONVERSION or STEP_NEEDS_RESET."""
     def step_stored(self) -> int:
-        """step() with the actions in the host's own array."""
+        """Like step(), with the actions that are in the host's array."""
     def send(self, envs: Sequence[int]) -> None:
         """Start a step of these environments on background threads."""
     def receive(self, min_completed: int, timeout: float | None = None) -> list[int] | None:

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane.core import SIGNAL, Peer, PeerDied, Rows, Segment, die_with, fresh_name
+from memlane.core.children import describe_exit
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
 
@@ -120,7 +121,7 @@ def _write_from_workers(names: Sequence[str], steps: Sequence[Step], workers: in
             assert process.stderr is not None
             output = process.stderr.read().strip()
             if process.wait() != 0:
-                raise PeerDied(f"worker {worker} (pid {process.pid}) exited with code {process.returncode}: {output}")
+                raise PeerDied(f"worker {worker} (pid {process.pid}) {describe_exit(process.returncode)}: {output}")
     finally:
         for process in processes:
             with process:  # closes its pipes and waits for it
@@ -453,7 +454,9 @@ class _Simulation:
         try:
             entry = next(self.step_data)
         except StopIteration:
-            raise IndexError(f"{where}: step_data has only {self.steps} steps, and all were used") from None
+            raise IndexError(
+                f"{where}: step_data has only {self.steps} steps, and all were used; add one for each ('step',)"
+            ) from None
         try:
             obs, rewards, dones = entry
         except (TypeError, ValueError):

@@ -106,16 +106,16 @@ def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("magic", b"MEMLANF", ["the magic b'MEMLANE'", "b'MEMLANF'"]),
-        ("magic", b"MEMLANE2", ["the magic b'MEMLANE'", "b'MEMLANE2'"]),
-        ("magic", b"", ["the magic b'MEMLANE'", "b''"]),
+        ("magic", b"MEMLANF", ["the magic bytes b'MEMLANE'", "b'MEMLANF'"]),
+        ("magic", b"MEMLANE2", ["the magic bytes b'MEMLANE'", "b'MEMLANE2'"]),
+        ("magic", b"", ["the magic bytes b'MEMLANE'", "b''"]),
         ("version", VERSION + 1, [f"format version {VERSION}", f"found {VERSION + 1}"]),
         ("version", 0, [f"format version {VERSION}", "found 0"]),
         ("state", 0, [f"state {READY} or {CLOSED}", "found 0"]),
         ("state", 3, [f"state {READY} or {CLOSED}", "found 3"]),
-        ("header_bytes", 0, ["inside a header", "a header of 0 bytes"]),
-        ("header_bytes", 2 * PAGE, ["inside a header", f"a header of {2 * PAGE} bytes"]),
-        ("header_bytes", 2**64 - 1, ["inside a header", f"a header of {2**64 - 1} bytes"]),
+        ("header_bytes", 0, ["a header with a layout of ", "a header of 0 bytes"]),
+        ("header_bytes", 2 * PAGE, ["a header with a layout of ", f"a header of {2 * PAGE} bytes"]),
+        ("header_bytes", 2**64 - 1, ["a header with a layout of ", f"a header of {2**64 - 1} bytes"]),
         (
             "total_bytes",
             PAGE + LAYOUT.nbytes - 64,
@@ -123,7 +123,7 @@ def test_a_description_that_fills_its_page_to_the_last_byte_needs_no_second_page
         ),
         ("total_bytes", PAGE + LAYOUT.nbytes + 1, [f"{PAGE + LAYOUT.nbytes + 1} bytes", f"of {PAGE + LAYOUT.nbytes}"]),
         ("total_bytes", 2**64 - 1, [f"{2**64 - 1} bytes", f"a file of {PAGE + LAYOUT.nbytes}"]),
-        ("total_bytes", 0, ["inside 0 bytes", f"a header of {PAGE} bytes"]),
+        ("total_bytes", 0, ["that fits into 0 bytes", f"a header of {PAGE} bytes"]),
         ("layout_hash", LAYOUT.hash ^ 1, [hex(LAYOUT.hash), hex(LAYOUT.hash ^ 1)]),
         ("layout_bytes", 0, ["layout cannot be read", "b''"]),
         ("layout_bytes", len(LAYOUT.to_bytes()) - 1, ["layout cannot be read", "JSON"]),
@@ -178,7 +178,7 @@ SIZES = sorted(
 @pytest.mark.parametrize("size", SIZES)
 def test_a_file_cut_off_at_any_boundary_is_an_error_that_names_its_size(path: Path, size: int) -> None:
     os.truncate(path, size)
-    with pytest.raises(SegmentError, match=f"found a file of {size}$"):
+    with pytest.raises(SegmentError, match=f"found a file of {size}; it is damaged"):
         Segment.attach(file=path)
 
 
@@ -190,7 +190,7 @@ def test_a_file_that_is_longer_than_its_segment_is_accepted(path: Path) -> None:
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pread", lambda *_: b"")
-    with pytest.raises(SegmentError, match="here is truncated: expected 128 bytes at 0, found 0"):
+    with pytest.raises(SegmentError, match="here is truncated: expected 128 bytes at offset 0, found 0"):
         Header.read(fd, "here")
 
 

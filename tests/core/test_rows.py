@@ -209,7 +209,7 @@ def test_out_may_have_gaps_between_its_rows(table: Rows) -> None:
         ({"a": np.zeros((2, 2), ">f8")}, TypeError, r"\['a'\] must have dtype float64, found >f8"),
         ({"a": np.zeros((2, 3))}, ValueError, r"\['a'\] must have rows of shape \[2\], found \[3\]"),
         ({"a": np.zeros(2)}, ValueError, r"\['a'\] must have rows of shape \[2\], found \[\]"),
-        ({"a": np.zeros((3, 2))}, ValueError, "field 'b' has 2 rows, the first field has 3"),
+        ({"a": np.zeros((3, 2))}, ValueError, "field 'b' must have 3 rows, like the first field, found 2"),
         ({"a": np.zeros((3, 2)), "b": np.zeros(3, int)}, ValueError, "2 indices, but (out|values) has 3 rows"),
         ({"a": [[1.0, 2.0]] * 2}, TypeError, r"\['a'\] must be an array .*, found list"),
         ({"a": np.float64(1)}, TypeError, r"\['a'\] must be an array .*, found float64"),
@@ -243,10 +243,10 @@ def test_a_missing_field_is_an_error(table: Rows, direction: str) -> None:
 @pytest.mark.parametrize(
     ("indices", "error", "words"),
     [
-        ([0, -1], IndexError, r"indices\[1\] is -1, but there are rows 0 to 5"),
-        ([6, 0], IndexError, r"indices\[0\] is 6, but there are rows 0 to 5"),
-        ([0, 2**62], IndexError, r"indices\[1\] is 4611686018427387904"),
-        (np.array([0, 2**64 - 1], np.uint64), IndexError, r"indices\[1\] is"),
+        ([0, -1], IndexError, r"indices\[1\] must be at least 0 and below 6, found -1"),
+        ([6, 0], IndexError, r"indices\[0\] must be at least 0 and below 6, found 6"),
+        ([0, 2**62], IndexError, r"indices\[1\] must be at least 0 and below 6, found 4611686018427387904"),
+        (np.array([0, 2**64 - 1], np.uint64), IndexError, r"indices\[1\] must be at least 0 and below 6, found"),
         ([0, 2**70], TypeError, "found dtype object"),
         ([0.0, 1.0], TypeError, "integers in one dimension, found dtype float64"),
         ([True, False], TypeError, "found dtype bool"),
@@ -284,7 +284,7 @@ def test_scatter_into_read_only_rows_is_an_error_and_nothing_is_copied() -> None
 
 
 def test_an_empty_table_has_no_row_to_gather() -> None:
-    with pytest.raises(IndexError, match=r"indices\[0\] is 0"):
+    with pytest.raises(IndexError, match=r"indices\[0\] must be at least 0 and below 0, found 0"):
         Rows({"x": np.zeros((0, 3))}).gather([0])
 
 
@@ -297,7 +297,7 @@ def test_an_empty_table_has_no_row_to_gather() -> None:
         ({"x": [1, 2]}, TypeError, "field 'x' must be an array .*, found list"),
         ({"x": np.array([None])}, TypeError, "field 'x' has dtype object"),
         ({"x": np.zeros(3, [("a", "O")])}, TypeError, "field 'x' has dtype .* Python objects"),
-        ({"x": np.zeros(3), "y": np.zeros(4)}, ValueError, "field 'y' has 4 rows, the first field has 3"),
+        ({"x": np.zeros(3), "y": np.zeros(4)}, ValueError, "field 'y' must have 3 rows, like the first field, found 4"),
         ({"x": np.zeros((3, 2, 2)).transpose(0, 2, 1)}, ValueError, "field 'x' must have contiguous rows"),
         ({"x": np.asfortranarray(np.zeros((3, 2)))}, ValueError, "use np.ascontiguousarray"),
         ({"x": np.zeros(6)[::-1]}, ValueError, r"strides \[-8\]"),

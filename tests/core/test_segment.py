@@ -135,7 +135,7 @@ def test_a_name_and_a_file_at_once_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_text("data")
-    with pytest.raises(SegmentExists, match="precious already exists and is not a segment"):
+    with pytest.raises(SegmentExists, match="precious already exists and is not a segment; choose another name"):
         Segment.create(FIELDS, file=path)
     assert path.read_text() == "data"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import describe_unknown, did_you_mean
 
 KNOWN = ["num_steps", "gae_lambda", "clip_coef", "Tau"]
 SYNONYMS = {"n_steps": "num_steps", "clip_range": "clip_coef", "horizon": "num_steps", "gone": "removed_setting"}
@@ -52,3 +52,10 @@ def test_known_names_may_come_from_an_iterator() -> None:
 @given(st.text(max_size=12), st.lists(st.text(max_size=12), max_size=5))
 def test_only_known_names_are_ever_suggested(name: str, known: list[str]) -> None:
     assert did_you_mean(name, known) in {"", *(f"; did you mean {each!r}?" for each in known)}
+
+
+def test_unknown_names_are_listed_in_order_each_with_its_hint_before_the_known_names() -> None:
+    message = describe_unknown("settings", {"tua", "colour"}, KNOWN, lambda name: did_you_mean(name, KNOWN))
+    assert message == (
+        "unknown settings: 'colour', 'tua' (did you mean 'Tau'?); known are Tau, clip_coef, gae_lambda, num_steps"
+    )

@@ -123,7 +123,9 @@ def test_all_batches_ahead_get_ready_without_being_asked_for(replay: Replay) -> 
 
 @pytest.mark.parametrize("arguments", [{"ahead": 0}, {"batch_size": 0}, {"device": "tpu:0"}])
 def test_a_pipeline_that_cannot_be_is_refused(replay: Replay, arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"ahead must|batch_size must|goes to 'cpu' or 'cuda', found device 'tpu:0'"):
+    with pytest.raises(
+        ValueError, match=r"ahead must|batch_size must|device must be 'cpu', 'cuda' or 'cuda:<n>', found 'tpu:0'"
+    ):
         ReplayPipeline(replay.sampler(seed=1), **{"batch_size": 8, **arguments})
 
 
@@ -291,7 +293,7 @@ def test_close_ends_the_wait_of_a_learner(held_back: Replay) -> None:
     learner.start()
     pipeline.close()
     learner.join(20)
-    assert [str(error) for error in errors] == ["the pipeline was used after close()"]
+    assert [str(error) for error in errors] == ["the pipeline was used after close(); create another"]
 
 
 def test_after_close_every_move_says_so_and_no_thread_is_left(pipeline: ReplayPipeline) -> None:

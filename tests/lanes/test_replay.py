@@ -326,8 +326,8 @@ ROWS = np.zeros((2, 2), np.int64)
             "11 rows (final observations included) are more than the 10",
         ),
         ({"x": ROWS}, [True], ValueError, "skip must have 2 rows, found shape [1]"),
-        ({"x": ROWS}, [1, 0], TypeError, "skip must be true or false for each row, found int64"),
-        ({"x": ROWS}, [[True, False]], TypeError, "skip must be true or false for each row"),
+        ({"x": ROWS}, [1, 0], TypeError, "skip must be one bool for each row, found int64"),
+        ({"x": ROWS}, [[True, False]], TypeError, "skip must be one bool for each row"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
@@ -374,8 +374,8 @@ LAST = {"truncated": [False, True]}
             "final['obs'] must have shape [rows, 2]",
         ),
         (step(1, 2, **LAST), {"final": {"obs": np.zeros((2, 2), complex)}}, TypeError, "final['obs'] must have dtype"),
-        (step(1, 2) | {"truncated": [0.0, 1.0]}, {}, TypeError, "truncated must be true or false for each row"),
-        (step(1, 2) | {"terminated": np.zeros((2, 1), bool)}, {}, TypeError, "terminated must be true or false"),
+        (step(1, 2) | {"truncated": [0.0, 1.0]}, {}, TypeError, "truncated must be one bool for each row"),
+        (step(1, 2) | {"terminated": np.zeros((2, 1), bool)}, {}, TypeError, "terminated must be one bool"),
         (step(1, 2), {"skip": [True, False, False]}, ValueError, "skip must have 2 rows"),
         (
             {name: rows for name, rows in step(1, 2).items() if name != "truncated"},
@@ -588,7 +588,7 @@ def test_a_writer_can_only_have_different_streams_that_are_there(double: Replay,
 
 
 def test_a_replay_without_streams_has_none_to_give(plain: Replay) -> None:
-    with pytest.raises(ValueError, match="has no streams; make it with streams=2"):
+    with pytest.raises(ValueError, match="has no streams; create it with streams=2"):
         plain.writer([0, 1])
 
 

@@ -448,7 +448,7 @@ def test_a_sampler_that_cannot_be_is_refused_and_takes_no_place(single: Replay, 
 def test_what_follows_an_environment_needs_streams(wish: dict[str, Any]) -> None:
     with (
         Replay(PLAIN, capacity=3) as replay,
-        pytest.raises(ValueError, match=re.escape("make the replay with streams=")),
+        pytest.raises(ValueError, match=re.escape("create the replay with streams=")),
     ):
         replay.sampler(**wish)
 
@@ -458,7 +458,7 @@ def test_fields_that_a_batch_has_of_its_own_must_not_be_in_the_rows(name: str, w
     fields = {**STEP, name: ("int64", ())}
     with (
         Replay(fields, capacity=3, streams=1, observations=["obs"]) as replay,
-        pytest.raises(ValueError, match=re.escape(f"a batch has fields ['{name}'] of its own")),
+        pytest.raises(ValueError, match=re.escape(f"the sampler adds the fields ['{name}'] to a batch")),
     ):
         replay.sampler(**wish)
 
@@ -484,7 +484,7 @@ def test_a_sampler_is_for_one_thread_at_a_time() -> None:
         waiting = threading.Thread(target=lambda: sampler.sample(1, timeout=20))
         waiting.start()
         assert wait_for(lambda: replay.counters()["held_samplers"])
-        with pytest.raises(MemlaneError, match="is drawing in another thread; make a sampler for each thread"):
+        with pytest.raises(MemlaneError, match="is used by another thread; create a sampler for each thread"):
             sampler.sample(1, timeout=0)
         replay.add({"x": [1, 2]})
         waiting.join()
@@ -616,12 +616,12 @@ def test_priorities_can_be_given_as_tensors(weighted: Replay) -> None:
     ("keys", "errors", "error", "words"),
     [
         (np.array([1, 2]), [1.0], ValueError, "expected 2 errors, found shape [1]"),
-        (np.array([1.0]), [1.0], TypeError, "keys must be int64 in one dimension, found float64"),
+        (np.array([1.0]), [1.0], TypeError, "keys must be batch['key'], int64 in one dimension, found float64"),
         (np.array([[[1]]]), [[1.0]], TypeError, "of shape [1, 1, 1]"),
         (np.array([1, 0]), [1.0, 1.0], ValueError, "found 0 at position 1"),
         (np.array([1, -3]), [1.0, 1.0], ValueError, "found -3 at position 1"),
-        (np.array([1, 2]), [1.0, np.nan], ValueError, "priorities must be finite, found nan at position 1"),
-        (np.array([1, 2]), [1.0, np.inf], ValueError, "priorities must be finite, found inf at position 1"),
+        (np.array([1, 2]), [1.0, np.nan], ValueError, "errors must be finite, found nan at position 1"),
+        (np.array([1, 2]), [1.0, np.inf], ValueError, "errors must be finite, found inf at position 1"),
     ],
 )
 def test_priorities_that_make_no_sense_are_refused_before_anything_is_written(
@@ -644,7 +644,7 @@ def test_an_error_too_large_for_a_float_leaves_the_weights_finite(weighted: Repl
 
 
 def test_a_replay_without_priorities_says_how_to_have_them() -> None:
-    with Replay(PLAIN, capacity=3) as replay, pytest.raises(MemlaneError, match=re.escape("make it with alpha=0.6")):
+    with Replay(PLAIN, capacity=3) as replay, pytest.raises(MemlaneError, match=re.escape("create it with alpha=0.6")):
         replay.update_priorities(np.array([1]), [1.0])
 
 

@@ -87,7 +87,11 @@ def memfds_here() -> int:
         ({"collectors": 3, "rollouts_per_update": 2}, {}, "at least the number of collectors, 3, found 2"),
         ({"collectors": 0}, {}, "found 0"),
         ({"collectors": 2, "min_collectors": 3}, {}, "min_collectors.* found 3"),
-        ({}, {"collector_device": "cuda"}, "collectors act on the CPU; collector_device cannot be 'cuda'"),
+        (
+            {},
+            {"collector_device": "cuda"},
+            "collector_device must be 'cpu', because collectors act on the CPU, found 'cuda'",
+        ),
     ],
     ids=["backend", "num_envs", "max_lag", "rollouts_per_update", "collectors", "min_collectors", "collector_device"],
 )

@@ -49,8 +49,8 @@ class CommandWord {
         : go_owner_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
           word_(reinterpret_cast<Word *>(checked_address(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
 
-    // Called by the parent. Relaxed, because the signal publishes the word (PAIR publish/see): it prevents that a worker sees
-    // `go` advanced and the word of the command before.
+    // Called by the parent. Relaxed, because the signal publishes the word. PAIR publish/see, partner: `wait`: otherwise a
+    // worker could see `go` advanced and the word of the command before.
     void issue(std::int64_t cell, std::int64_t command) {
         const std::int64_t number = go_->value() + 1;
         word_->store(number << 8 | cell << 4 | command, std::memory_order_relaxed);
@@ -60,7 +60,7 @@ class CommandWord {
     // Called by the worker: waits until `go` is at `number`. The content may belong to a later command.
     Content wait(std::int64_t number) {
         go_->wait(number, std::nullopt, no_peers_);
-        const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, in `issue`
+        const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, partner: `issue`
         return {word >> 8, word >> 4 & 15, static_cast<Command>(word & 15)};
     }
 

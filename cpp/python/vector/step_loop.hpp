@@ -94,8 +94,9 @@ class StepLoop {
     // for a slower one in the same worker. False: it stopped at an exceptional step or at one that returned infos.
     bool step_sent() {
         for (std::size_t index = end_; index < writer_->num_envs; ++index) {
-            // PAIR publish/see, with the parent's addition to `requested_step`: it prevents that we see a step requested and the
-            // action of the step before. We may see it before its command, which then finds nothing to do.
+            // PAIR publish/see, partner: the parent's addition to `requested_step`. Otherwise the worker could see a step
+            // requested and the action of the step before. It may see the request before its command, which then finds
+            // nothing to do.
             const auto env = first_env_ + static_cast<std::int64_t>(index);
             if ((sent_step_ = requested_step_->load(env)) == completed_step_->load(env))
                 continue;
@@ -112,7 +113,8 @@ class StepLoop {
     // The environment that `step_sent` stepped last is done.
     void complete_sent() {
         const auto env = first_env_ + static_cast<std::int64_t>(end_) - 1;
-        completed_step_->store(env, sent_step_); // PAIR publish/see, with the parent's load: the rows are written before
+        // PAIR publish/see, partner: the parent's load of `completed_step`. The rows are written before it.
+        completed_step_->store(env, sent_step_);
         quorum_->arrive(1);
     }
 

@@ -106,7 +106,8 @@ void bind_vector(nb::module_ &m) {
         .def("step_sent", &StepLoop::step_sent,
              "Step the environments whose step was requested; False at one that Python has to finish.")
         .def("finish", &StepLoop::finish, "arrivals"_a, "Finish the command; so many environments arrive at the quorum.")
-        .def("mark_running", &StepLoop::mark_running, "index"_a, "The environment's next step is a step.")
+        .def("mark_running", &StepLoop::mark_running, "index"_a,
+             "The episode continues: the next step steps the environment.")
         .def("mark_needs_reset", &StepLoop::mark_needs_reset, "index"_a,
              "The episode has ended: the next step is a reset, or exceptional without autoreset.")
         .def("mark_pending_truncation", &StepLoop::mark_pending_truncation, "index"_a,

@@ -66,8 +66,8 @@ struct Replay::Claims {
                 continue;
             }
             const bool held = row_state(word) == RowState::writing;
-            // PAIR claim/unchanged: stores into the row come after this exchange; a sampler that copied some of them
-            // finds `writing`, or a later state, when it loads the state again.
+            // PAIR claim/unchanged, partner: Sampler. Stores into the row come after this exchange; a sampler that copied
+            // some of them finds `writing`, or a later state, when it loads the state again.
             if ((held && process_alive(row_detail(word))) || !publish_if(state, word, claim_word)) {
                 ++avoided;
                 continue;
@@ -187,6 +187,7 @@ std::int64_t Replay::add(const AddRequest &request) {
         if (previous > 0 && publish_if(head(slot_of(previous)).next, -previous, sequence))
             claims.make_drawable(previous);
         if (linked)
+            // PAIR none: one writer at a time uses a stream. Release: a stream never names a row that is not published.
             std::atomic_ref<std::int64_t>(*newest).store(ended ? 0 : sequence, std::memory_order_release);
     }
     claims.finish(added);
@@ -218,8 +219,8 @@ std::int64_t Replay::set_priorities(std::span<const std::int64_t> sequences, std
 
 // `due` is the number of samples that are due: admitted transitions times ratio, minus admitted samples. The limiter
 // keeps it within error_buffer of min_size * ratio, its value when sampling may start. PAIR none: each count is one
-// word that (refunds apart) only grows, and an outdated value of the other count can only make a caller wait that the
-// next signal wakes.
+// word that (refunds apart) only grows, so an outdated value of the other count can only make a caller wait, and the
+// next signal ends that wait.
 bool Replay::admit_inserts(std::int64_t count) {
     const Limit &limit = shape_.limit;
     if (!(limit.ratio > 0))
@@ -312,12 +313,15 @@ std::int64_t Replay::save_into(Replay &copy) {
         } else if (see(saved.state) != word) {
             // In the order of a writer: a process killed in here leaves a file without this row, not with half of it.
             publish(saved.state, row_word(RowState::writing, process));
-            std::atomic_thread_fence(std::memory_order_release); // PAIR claim/unchanged, as in publish_if
+            // PAIR none: no other process uses the copy. The fence keeps the stores of the row after `writing`, so that a
+            // process that is killed in between leaves no torn row that seems complete.
+            std::atomic_thread_fence(std::memory_order_release);
             copy_bytes(reinterpret_cast<std::byte *>(&saved) + sizeof(Word),
                        reinterpret_cast<std::byte *>(&row) + sizeof(Word), shape_.stride_bytes - sizeof(Word));
             if (shape_.linked)
                 saved.next.store(next, std::memory_order_relaxed);
             save_last_sequence(); // before the row, so that the file never holds a sequence number above its last one
+            // PAIR claim/unchanged, partner: Claims::claim. A row that was overwritten during the copy is not saved.
             publish(saved.state, unchanged(row.state, word) ? word : row_word(RowState::empty));
             ++changed;
         } else if (shape_.linked && saved.next.load(std::memory_order_relaxed) != next && unchanged(row.state, word)) {

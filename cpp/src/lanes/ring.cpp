@@ -28,7 +28,8 @@ Ring::Oldest Ring::oldest_ready() const {
     std::int64_t since = 0;
     for (std::int64_t probe = 0; probe < count_ || (oldest.slot >= 0 && since < count_); ++probe, ++since) {
         const std::int64_t slot = probe % count_;
-        const std::int64_t word = see(head(slot).state); // PAIR publish/see, partner: Ring::commit
+        // PAIR publish/see, partner: Ring::commit. Head and payload are loaded after `ready`.
+        const std::int64_t word = see(head(slot).state);
         if (slot_state(word) != SlotState::ready)
             continue;
         oldest.ready += probe < count_;
@@ -48,7 +49,8 @@ std::int64_t Ring::claim_free(std::int64_t process) {
     for (std::int64_t i = 0; i < count_; ++i) {
         const std::int64_t slot = (first + i) % count_;
         Word &state = head(slot).state;
-        const std::int64_t word = see(state); // PAIR publish/see, partner: Ring::release
+        // PAIR publish/see, partner: Ring::release. This writer stores into the slot after `free`.
+        const std::int64_t word = see(state);
         if (slot_state(word) == SlotState::free && publish_if(state, word, claim_word))
             return slot;
     }
@@ -84,7 +86,8 @@ void Ring::commit(std::int64_t slot) {
     const std::int64_t claim_word = slot_head.state.load(std::memory_order_relaxed);
     const std::int64_t sequence = control_->sequence.last.fetch_add(1, std::memory_order_relaxed) + 1;
     slot_head.sequence.store(sequence, std::memory_order_relaxed);
-    // PAIR publish/see: head and payload are stored before `ready`. If the writer dies before this line, its sequence
+    // PAIR publish/see, partner: Ring::oldest_ready. Head and payload are stored before `ready`: otherwise a reader could
+    // take the slot and load its old content. If the writer dies before this line, its sequence
     // number stays unused and its slot is reclaimed; after this line, a reader finds the slot, by the wake-up or at its
     // next check.
     publish(slot_head.state, slot_word(SlotState::ready, sequence));
@@ -96,7 +99,7 @@ void Ring::commit(std::int64_t slot) {
 }
 
 void Ring::trim(std::int64_t claim_word) {
-    // PAIR commit/trim: each of two writers stores its `ready`, then counts all ready slots. With a fence between the
+    // PAIR commit/trim, both sides are this line: each of two writers stores its `ready`, then counts all ready slots. With a fence between the
     // two on both sides, at least one counts both. This prevents the counting from moving before the store (which even
     // x86 does): neither would see the other's slot, and one too many would stay unread.
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -133,8 +136,8 @@ std::int64_t Ring::try_take(std::int64_t process) {
 
 void Ring::release(std::int64_t slot) {
     increment(control_->taken.read);
-    // PAIR publish/see: this reader's loads are ordered before the word; the writer that claims the slot stores after
-    // it.
+    // PAIR publish/see, partner: Ring::claim_free. This reader's loads come before `free`: otherwise it could load what
+    // the next writer stores.
     publish(head(slot).state, slot_word(SlotState::free));
     signal_add(control_->freed, 1);
 }

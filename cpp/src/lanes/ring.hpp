@@ -81,7 +81,7 @@ struct alignas(64) SlotHead {
     Word state;
     Word sequence;               // number of the commit, from 1
     std::int64_t policy_version; // version of the weights that produced the content
-    std::int64_t writer;         // id that the writer chose for itself
+    std::int64_t writer;         // number that the writer was created with
     std::int64_t process;        // identity of the process that wrote it (os/process.hpp)
     std::int64_t claimed_ns;     // wall clock at the claim
     std::int64_t committed_ns;   // wall clock at the commit

@@ -12,7 +12,7 @@ struct Rng {
     std::uint64_t state[4];
 
     void seed(std::uint64_t seed) {
-        for (std::uint64_t &word : state) { // splitmix64: similar seeds, 0 and 1 say, give unrelated states
+        for (std::uint64_t &word : state) { // splitmix64: similar seeds, such as 0 and 1, give unrelated states
             std::uint64_t mixed = (seed += 0x9E3779B97F4A7C15);
             mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
             mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB;

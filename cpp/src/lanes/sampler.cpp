@@ -155,15 +155,16 @@ bool Sampler::copy_row(const Row &row, std::byte *out, Chain &chain) const {
     if (spec_.version >= 0)
         store(out, spec_.version, row.head->version.load(std::memory_order_relaxed));
     store(out, spec_.valid, true);
-    // PAIR claim/unchanged: the copy is valid only if no row of the chain changed before its end.
+    // PAIR claim/unchanged, partner: Replay::add. The copy is valid only if no row of the chain changed before its end.
     return std::all_of(chain.begin(), chain.end(), [](const SeenState &seen) { return unchanged(*seen.state, seen.word); });
 }
 
 // The sequence number of the next row in the same episode; 0 if there is none, -1 if `row` itself is no longer stored.
 std::int64_t Sampler::successor(const Row &row) const {
     const Transition &transition = replay_.shape().transition;
-    const std::int64_t next = see(row.head->next);
+    const std::int64_t next = see(row.head->next); // PAIR publish/see, partner: Replay::add
     const bool ended = flag(row, transition.terminated) || flag(row, transition.truncated);
+    // PAIR claim/unchanged, partner: Replay::add. `next` and the flags were loaded from this row, not from a newer one.
     if (!unchanged(row.head->state, row_word(RowState::complete, row.sequence)))
         return -1;
     return ended || next <= 0 ? 0 : next;
@@ -226,7 +227,7 @@ void Sampler::copy_plain(std::size_t begin, std::size_t end, std::byte *out) {
             std::byte *to = out + i * row_bytes;
             copy_bytes(to + copy.to, row + from, copy.bytes);
             store(to, key, row_detail(word));
-            valid = unchanged(state, word); // PAIR claim/unchanged
+            valid = unchanged(state, word); // PAIR claim/unchanged, partner: Replay::add
         }
         copied[i] = valid;
     }

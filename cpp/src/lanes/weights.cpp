@@ -37,7 +37,8 @@ int Weights::claim(std::int64_t process) {
                 oldest = index;
             }
         }
-        // PAIR claim/unchanged: the claim is ordered before the stores that overwrite the buffer.
+        // PAIR claim/unchanged, partner: Weights::read. The claim comes before the stores that overwrite the buffer:
+        // otherwise a reader could accept a copy that has some of them.
         if (oldest >= 0) {
             if (publish_if(control_->state[oldest], states[static_cast<std::size_t>(oldest)], process))
                 return oldest;
@@ -62,7 +63,8 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
     for (;;) {
         const std::int64_t latest = see(control_->latest.value);
         const std::int64_t version = version_of(latest) + 1;
-        // PAIR publish/see: the buffer's content is stored before `latest`.
+        // PAIR publish/see, partner: Weights::read. The buffer's content is stored before `latest`: otherwise a reader
+        // could load what the buffer held before.
         if (!signal_compare_and_swap(control_->latest, latest, version << 8 | index))
             continue;
         // PAIR publish/see, partner: Weights::can_be_claimed. A process that sees the mark sees this `latest` or a
@@ -74,14 +76,16 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
 
 std::int64_t Weights::read(std::span<const Part> parts) {
     for (;;) {
-        const std::int64_t latest = see(control_->latest.value); // PAIR publish/see
+        // PAIR publish/see, partner: Weights::publish. The buffer's content is loaded after `latest`.
+        const std::int64_t latest = see(control_->latest.value);
         if (latest == 0)
             return 0;
         const int index = buffer_of(latest);
         for (const Part &part : parts)
             copy_bytes(part.data, buffer(index) + part.offset, part.bytes);
-        // PAIR claim/unchanged: no writer has claimed the buffer if it still bears the mark of its version; or, if its
-        // writer died or was delayed before the mark, if it still is the latest, which no writer may claim.
+        // PAIR claim/unchanged, partner: Weights::claim. No writer has claimed the buffer if it still bears the mark of
+        // its version; or, if its writer died or was delayed before the mark, if it still is the latest, which no writer
+        // may claim.
         if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
             return version_of(latest);
         control_->retries.fetch_add(1, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // While an OwnSignals object lives, threads that its thread starts handle only the signals that they cause themselves.
-// All others are blocked for them, so that Ctrl-C reaches the thread in which Python handles it. SIGSEGV and its like
-// are not blocked: a blocked SIGSEGV kills the process without running faulthandler.
+// All others are blocked for them, so that Ctrl-C reaches the thread in which Python handles it. SIGSEGV and
+// other signals that a fault causes are not blocked: a blocked SIGSEGV kills the process without running faulthandler.
 #pragma once
 
 #include <signal.h>

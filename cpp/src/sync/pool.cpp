@@ -78,12 +78,15 @@ class Pool {
         job_.parts = parts;
         job_.caller_core = sched_getcpu();
         const std::int64_t all_done = done_.value.load(std::memory_order_relaxed) + helpers();
-        signal_add(job_.started, 1); // PAIR publish/see: the job's fields are stored before the start
+        // PAIR publish/see, partner: helper_loop. The job's fields are stored before the start: otherwise a helper could
+        // run with the fields of the loop before.
+        signal_add(job_.started, 1);
         const std::int64_t begin = now_ns();
         run_range(0);
         // The helpers' ranges are as large as this one: spinning for as long as this range took costs less than a
         // wake-up, on this core or, worse, on a helper's core.
         Spin spin(std::max(default_spin_limit_ns(), now_ns() - begin));
+        // PAIR publish/see, partner: helper_loop. All that the helpers stored is visible when this function returns.
         while (signal_wait(done_, all_done, forever_ns, {}, spin).end != WaitEnd::reached) {
         }
     }
@@ -103,13 +106,14 @@ class Pool {
             // A new Spin each time: a helper that has just worked is likely to be needed again soon, however long the
             // pause before was.
             Spin spin(default_spin_limit_ns());
+            // PAIR publish/see, partner: run. The job's fields are loaded after the start.
             while (signal_wait(job_.started, loop, forever_ns, {}, spin).end != WaitEnd::reached) {
             }
             if (job_.quit)
                 return;
             leave_core(job_.caller_core);
             run_range(index + 1);
-            signal_add(done_, 1);
+            signal_add(done_, 1); // PAIR publish/see, partner: run. The range's stores come before it.
         }
     }
 

@@ -28,7 +28,8 @@ struct QuorumCell {
 static_assert(sizeof(QuorumCell) == 128 && offsetof(QuorumCell, wanted) == 64);
 
 inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t count) {
-    // PAIR arrive/want. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the
+    // PAIR publish/see, partner: quorum_wait. What this process stored before its arrival is visible after the wait.
+    // PAIR arrive/want, partner: quorum_wait. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the
     // count (in signal_wait). All four are sequentially consistent, so at least one side sees the other: either the
     // waiter finds the count complete and does not sleep, or this side finds `wanted` and wakes it. This prevents the
     // load of `wanted` from moving before the addition, and the waiter's load of the count from moving before its
@@ -43,7 +44,8 @@ inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t count) {
 
 inline WaitResult quorum_wait(QuorumCell &cell, std::int64_t until, std::int64_t deadline_ns, std::span<const int> pidfds,
                               Spin &spin) {
-    cell.wanted.count.store(until, std::memory_order_seq_cst); // PAIR arrive/want
+    cell.wanted.count.store(until, std::memory_order_seq_cst); // PAIR arrive/want, partner: quorum_arrive
+    // PAIR publish/see, partner: quorum_arrive. What arriving processes stored is loaded after the wait.
     return signal_wait(cell.arrived, until, deadline_ns, pidfds, spin);
 }
 

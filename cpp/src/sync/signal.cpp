@@ -54,7 +54,7 @@ int dead_peer(std::span<const int> pidfds) {
     return -1;
 }
 
-// PAIR change/sleep. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads
+// PAIR change/sleep, partner: signal_wait. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads
 // `value`. Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new
 // value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's
 // load of `gate` moving before its store of `value` (which even x86 does with plain stores): a lost wake-up.
@@ -69,8 +69,7 @@ void wake_sleepers(SignalCell &cell) {
 
 std::int64_t default_spin_limit_ns() {
     // The cores of the machine, not those that this process may use: two processes with one core each gain most from
-    // spinning, and two that share one core notice it (shares_core_).
-    // Read once: sysconf reads a file for it, which takes 6 us.
+    // spinning, and two that share one core notice it (shares_core_). Read once: sysconf reads a file, which takes 6 us.
     static const std::int64_t limit_ns = sysconf(_SC_NPROCESSORS_ONLN) < 2 ? 0 : spin_limit_ns;
     return limit_ns;
 }
@@ -123,39 +122,46 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
 }
 
 void signal_store(SignalCell &cell, std::int64_t value) {
-    cell.value.store(value, std::memory_order_seq_cst); // PAIR change/sleep and PAIR publish/see
+    // PAIR change/sleep and PAIR publish/see, partner of both: signal_wait
+    cell.value.store(value, std::memory_order_seq_cst);
     wake_sleepers(cell);
 }
 
 std::int64_t signal_add(SignalCell &cell, std::int64_t amount) {
-    const std::int64_t before = cell.value.fetch_add(amount, std::memory_order_seq_cst); // PAIR change/sleep
+    // PAIR change/sleep and PAIR publish/see, partner of both: signal_wait
+    const std::int64_t before = cell.value.fetch_add(amount, std::memory_order_seq_cst);
     wake_sleepers(cell);
     return wrapping_sum(before, amount);
 }
 
 bool signal_compare_and_swap(SignalCell &cell, std::int64_t expected, std::int64_t value) {
-    if (!publish_if(cell.value, expected, value)) // seq_cst: PAIR change/sleep
+    // Sequentially consistent. PAIR change/sleep and PAIR publish/see, partner of both: signal_wait
+    if (!publish_if(cell.value, expected, value))
         return false;
     wake_sleepers(cell);
     return true;
 }
 
 void signal_wake(SignalCell &cell) {
-    std::atomic_thread_fence(std::memory_order_seq_cst); // PAIR change/sleep: takes the place of the change of `value`
+    // PAIR change/sleep, partner: signal_wait. The caller has changed `value`; the fence orders that before the wake-up.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     wake_sleepers(cell);
 }
 
 WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadline_ns, std::span<const int> pidfds,
                        Spin &spin) {
-    std::int64_t value = see(cell.value); // PAIR publish/see: all stores before the signal are visible after the wait
+    // PAIR publish/see, partners: signal_store, signal_add, signal_compare_and_swap. All stores before the signal are
+    // visible after the wait.
+    std::int64_t value = see(cell.value);
     if (value >= until)
         return {WaitEnd::reached, value};
     if (spin.until(cell, until, deadline_ns))
         return {WaitEnd::reached, see(cell.value)};
 
     const int peer = dead_peer(pidfds);
-    const std::uint32_t gate = cell.gate.fetch_or(1u, std::memory_order_seq_cst) | 1u; // PAIR change/sleep
-    value = cell.value.load(std::memory_order_seq_cst);                               // PAIR change/sleep
+    // PAIR change/sleep, partner: wake_sleepers. The gate is set before the value is loaded.
+    const std::uint32_t gate = cell.gate.fetch_or(1u, std::memory_order_seq_cst) | 1u;
+    value = cell.value.load(std::memory_order_seq_cst);
     if (value >= until)
         return {WaitEnd::reached, value};
     if (peer >= 0) // checked before the value was loaded: a value that the peer stored right before its death is not missed

@@ -26,16 +26,16 @@ inline std::int64_t see(const Word &word) { return word.load(std::memory_order_a
 
 // PAIR publish/see, for several writers: the store happens only if the word still holds `expected`.
 // Sequentially consistent because all processes must see claims on several words in the same order.
-// PAIR claim/unchanged: the release fence after a successful exchange orders later stores into the payload after it.
+// PAIR claim/unchanged, partner: unchanged. The release fence after a successful exchange orders later stores into the
+// payload after it.
 inline bool publish_if(Word &word, std::int64_t expected, std::int64_t value) {
     const bool changed = word.compare_exchange_strong(expected, value, std::memory_order_seq_cst);
     std::atomic_thread_fence(std::memory_order_release);
     return changed;
 }
 
-// PAIR claim/unchanged. After copying a payload, a reader checks whether the payload's word still holds `seen`. The
-// acquire fence orders the loads of the copy before this second load of the word; its partner is the fence in
-// publish_if. Without either, a torn copy could be accepted: because the second load was done too early, or because the
+// PAIR claim/unchanged, partner: publish_if. After copying a payload, a reader checks whether the payload's word still holds `seen`. The
+// acquire fence orders the loads of the copy before this second load of the word. Without either fence, a torn copy could be accepted: because the second load was done too early, or because the
 // stores of the payload became visible before the claim that precedes them.
 inline bool unchanged(const Word &word, std::int64_t seen) {
     std::atomic_thread_fence(std::memory_order_acquire);

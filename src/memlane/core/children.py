@@ -28,8 +28,8 @@ THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "
 def without_main_module() -> Iterator[None]:
     """Children that are started in this context do not import the main script.
 
-    So a script needs no ``if __name__ == "__main__"``, and a notebook works, also with spawned children. What a child
-    runs must be importable, or pickled by value.
+    So a script needs no ``if __name__ == "__main__"``, and notebooks work, even with the start method spawn. The
+    function that a child runs must be importable, or pickled by value.
     """
     main = sys.modules.get("__main__")
     if main is None:
@@ -92,7 +92,7 @@ _preloaded: list[str] | None = None
 
 
 def _stop_fork_server(pid: int) -> None:
-    """Stop the server that process ``pid`` has started. It would end by itself, but with torch loaded visibly later."""
+    """Stop the server that process ``pid`` has started. Otherwise, with torch loaded, it would end noticeably later."""
     if os.getpid() == pid:  # a forked child inherits this exit handler, but not the server as its child
         server: Any = forkserver._forkserver
         server._stop()

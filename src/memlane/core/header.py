@@ -1,4 +1,4 @@
-"""Header: the first page of a segment: its format, its layout and its owner.
+"""Header: the beginning of a segment, which describes its format, its layout and its owner.
 
     offset  size  field         written by, when
     0       8     magic         creator, before the segment can be found
@@ -99,7 +99,10 @@ class Header:
 
         def expect(condition: bool, expected: object, found: object) -> None:
             if not condition:
-                raise SegmentError(f"{where} is not a usable segment: expected {expected}, found {found}")
+                raise SegmentError(
+                    f"{where} is not a usable segment: expected {expected}, found {found}; it is damaged, or another "
+                    "program or version of memlane created it"
+                )
 
         status = os.fstat(fd)
         expect(stat.S_ISREG(status.st_mode), "a regular file", f"mode {stat.filemode(status.st_mode)}")
@@ -107,7 +110,7 @@ class Header:
         expect(size >= LAYOUT_OFFSET, f"a header of {LAYOUT_OFFSET} bytes", f"a file of {size}")
         record = np.frombuffer(_read_all(fd, LAYOUT_OFFSET, 0, where), DTYPE)[0]
         number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
-        expect(record["magic"] == MAGIC, f"the magic {MAGIC!r}", repr(record["magic"].item()))
+        expect(record["magic"] == MAGIC, f"the magic bytes {MAGIC!r}", repr(record["magic"].item()))
         expect(number["version"] == VERSION, f"format version {VERSION}", number["version"])
         expect(number["state"] in (READY, CLOSED), f"state {READY} or {CLOSED}", number["state"])
         expect(
@@ -117,7 +120,7 @@ class Header:
         )
         expect(
             LAYOUT_OFFSET + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
-            f"a layout of {number['layout_bytes']} bytes inside a header inside {number['total_bytes']} bytes",
+            f"a header with a layout of {number['layout_bytes']} bytes that fits into {number['total_bytes']} bytes",
             f"a header of {number['header_bytes']} bytes",
         )
         expect(
@@ -166,6 +169,6 @@ def _read_all(fd: int, nbytes: int, offset: int, where: str) -> bytes:
     while len(data) < nbytes:
         part = os.pread(fd, nbytes - len(data), offset + len(data))
         if not part:
-            raise SegmentError(f"{where} is truncated: expected {nbytes} bytes at {offset}, found {len(data)}")
+            raise SegmentError(f"{where} is truncated: expected {nbytes} bytes at offset {offset}, found {len(data)}")
         data += part
     return data

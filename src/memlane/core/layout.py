@@ -76,7 +76,7 @@ class Layout:
         True
 
     Fields hold numbers, bools, fixed-length strings and structures of them, and ``SIGNAL``. A field that another
-    process could not read, such as one of Python objects, is a ``LayoutError``.
+    process could not read, such as a field of Python objects, raises ``LayoutError``.
     """
 
     __slots__ = ("_bytes", "fields", "hash", "nbytes")
@@ -120,7 +120,7 @@ class Layout:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Layout:
-        """Read a description. Its content is not trusted: anything invalid is a ``LayoutError``."""
+        """Read a description. Its content is not trusted: invalid bytes raise ``LayoutError``."""
         try:
             entries = json.loads(data)
         except (ValueError, RecursionError) as error:
@@ -204,7 +204,7 @@ def _make_field(name: str, spec: FieldSpec, offset: int) -> Field:
     dtype, inner_shape = _check_dtype(name, dtype_like)
     field = Field(name, dtype, _check_shape(name, shape_like) + inner_shape, offset)
     if len(field.shape) > 32:
-        raise LayoutError(f"field {name!r} has {len(field.shape)} dimensions, at most 32 are possible")
+        raise LayoutError(f"field {name!r} has {len(field.shape)} dimensions, at most 32 are possible; merge some")
     # max(extent, 1): numpy cannot view an array with an impossible extent, even if another extent is zero.
     span = dtype.itemsize * math.prod(max(extent, 1) for extent in field.shape)
     if span > MAX_BYTES:

@@ -74,7 +74,7 @@ class Peer:
         """The process that has this pid now. Raises ``PeerDied`` if there is none."""
         stat = _read_stat(pid)
         if stat is None:
-            raise PeerDied(f"there is no process with pid {pid}")
+            raise PeerDied(f"there is no process with pid {pid}; it has ended, or the pid is wrong")
         return cls(pid, stat[1], name)
 
     @property
@@ -168,13 +168,14 @@ class Roster:
     """A table of processes in shared memory: each process adds itself, so that others can watch it.
 
     Any process that maps the table may call any method. The entry of a dead process stays listed until another process
-    takes it.
+    takes it. ``remedy`` ends the error message of a full table.
     """
 
-    __slots__ = ("_words",)
+    __slots__ = ("_remedy", "_words")
 
-    def __init__(self, words: _native.Words) -> None:
+    def __init__(self, words: _native.Words, remedy: str = "create a larger table") -> None:
         self._words = words
+        self._remedy = remedy
 
     def join(self, peer: Peer | None = None) -> int:
         """Add ``peer`` (default: this process) and return the index of its entry."""
@@ -185,7 +186,7 @@ class Roster:
             if free and self._words.compare_and_swap(index, holder, word):
                 return index
         raise SegmentError(
-            f"all {len(self._words)} entries of {self._words.label} belong to running processes; create a larger table"
+            f"all {len(self._words)} entries of {self._words.label} belong to running processes; {self._remedy}"
         )
 
     def leave(self, index: int, peer: Peer | None = None) -> None:

@@ -1,6 +1,6 @@
 """Memory: how much is free, checked before anything is allocated.
 
-Memory that is promised but missing later appears as SIGBUS or as the out-of-memory killer, far from its cause. So a
+Memory that is promised but then missing shows up as SIGBUS or as a kill by the kernel, far from its cause. So a
 segment reserves its memory in full when it is created, and before that this module checks whether the machine, the
 control group and the file system have enough.
 """
@@ -30,7 +30,7 @@ def machine_memory(proc: Path = Path("/proc")) -> FreeMemory:
     for line in (proc / "meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return FreeMemory(int(line.split()[1]) * 1024, "the machine's available memory")
-    raise BudgetError(f"{proc}/meminfo has no line MemAvailable")
+    raise BudgetError(f"expected a line MemAvailable in {proc}/meminfo, found none; memlane needs Linux 5.4 or newer")
 
 
 def cgroup_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> FreeMemory | None:
@@ -43,7 +43,7 @@ def directory_space(directory: Path) -> FreeMemory:
     try:
         system = os.statvfs(directory)
     except FileNotFoundError:
-        raise SegmentMissing(f"the directory {directory} does not exist") from None
+        raise SegmentMissing(f"the directory {directory} does not exist; create it first") from None
     return FreeMemory(system.f_bavail * system.f_frsize, f"the file system of {directory}")
 
 
@@ -53,7 +53,7 @@ def require(nbytes: int, what: str, limits: Iterable[FreeMemory | None]) -> None
     if nbytes > tightest.free:
         raise BudgetError(
             f"{what} needs {nbytes} bytes ({format_bytes(nbytes)}), but {tightest.limit} has only {tightest.free} "
-            f"({format_bytes(tightest.free)}) free; reduce its shape, or free memory first"
+            f"({format_bytes(tightest.free)}) free; reduce its shape, or free some space first"
         )
 
 

@@ -62,7 +62,7 @@ def open_unnamed(folder: Path) -> tuple[int, Path | None]:
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, _MODE), None
     except FileNotFoundError:
-        raise SegmentMissing(f"the directory {folder} does not exist") from None
+        raise SegmentMissing(f"the directory {folder} does not exist; create it first") from None
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise SegmentError(f"cannot create a file in {folder}: {error.strerror}") from error
@@ -84,9 +84,7 @@ def link_name(fd: int, hidden: Path | None, path: Path) -> None:
         finally:
             os.close(folder)
     except FileExistsError:
-        raise SegmentExists(
-            f"{path} already exists{_describe_owner(path)}; attach to it, or choose another name"
-        ) from None
+        raise SegmentExists(f"{path} already exists{_describe_existing(path)}") from None
     except OSError as error:
         raise SegmentError(f"cannot link a segment to the name {path}: {error.strerror}") from error
 
@@ -195,18 +193,19 @@ def _dead_owner_of_unfinished(name: str) -> Peer | None:
             return None
 
 
-def _describe_owner(path: Path) -> str:
-    """The owner of the file at ``path``, as the end of an error message."""
+def _describe_existing(path: Path) -> str:
+    """The owner of the file at ``path`` and what to do, as the end of an error message."""
+    remedy = "; attach to it, or choose another name"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        return ""
+        return remedy
     try:
         header = Header.read(fd, str(path))
         state = header.owner_state()
         where = f", which is {state.value}" if state else " of another pid namespace"
-        return f" and belongs to pid {header.owner.pid}{where}"
+        return f" and belongs to pid {header.owner.pid}{where}{remedy}"
     except (MemlaneError, OSError):
-        return " and is not a segment"
+        return " and is not a segment; choose another name"
     finally:
         os.close(fd)

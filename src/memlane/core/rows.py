@@ -19,7 +19,7 @@ class Rows:
 
     Each row must be contiguous; there may be gaps between rows (a field of packed rows). Copies are bytewise: dtypes
     and shapes must be equal, nothing is cast. Indices are checked before anything is copied; unlike in numpy, negative
-    ones are errors.
+    indices are errors.
 
         >>> table = Rows({"obs": np.arange(12.0).reshape(6, 2), "done": np.zeros(6, bool)})
         >>> table.gather([5, 0])["obs"].tolist()
@@ -64,7 +64,7 @@ class Rows:
         target = self._matching(out, "out")
         for name, array in target.arrays.items():
             if not array.flags.writeable:
-                raise ValueError(f"out[{name!r}] is read-only")
+                raise ValueError(f"out[{name!r}] is read-only; pass a writeable array")
         if target is out:
             self._target = target
         self._native.gather(checked, target._native, threads)
@@ -73,11 +73,12 @@ class Rows:
     def scatter(self, indices: ArrayLike, values: Rows | Mapping[str, NDArray[Any]], threads: int = 1) -> None:
         """Copy ``rows[name][indices[i]] = values[name][i]`` for every field.
 
-        If an index occurs twice, the later value stays with one thread; with several, either may, for each field.
+        If an index occurs twice, the later value is kept; with several threads, either value may be kept, separately
+        for each field.
         """
         for name, array in self.arrays.items():
             if not array.flags.writeable:
-                raise ValueError(f"rows[{name!r}] is read-only")
+                raise ValueError(f"rows[{name!r}] is read-only; attach its segment with writeable=True")
         source = self._matching(values, "values")  # a local: it may hold the only reference to the arrays
         self._native.scatter(_check_indices(indices), source._native, threads)
 
@@ -126,7 +127,7 @@ def _require_array(label: str, array: object) -> None:
 def _row_layout(name: str, array: NDArray[Any], count: int) -> tuple[int, int, int]:
     """Address of the first row, and stride and size of a row in bytes."""
     if len(array) != count:
-        raise ValueError(f"field {name!r} has {len(array)} rows, the first field has {count}")
+        raise ValueError(f"field {name!r} must have {count} rows, like the first field, found {len(array)}")
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
     # array[0, ...] is always an array. array[0] may be a scalar: numpy cannot make a string scalar from arbitrary
     # bytes, and a structured scalar has the flags of the whole array.

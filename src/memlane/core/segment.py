@@ -135,7 +135,7 @@ class Segment:
         layout: Layout | Mapping[str, FieldSpec] | None = None,
         writeable: bool = True,
     ) -> Segment:
-        """Map an existing segment by ``name`` or ``file``. If ``layout`` is given, the segment must have exactly it.
+        """Map an existing segment by ``name`` or ``file``. With ``layout``, the segment must have exactly it.
 
         Raises ``SegmentMissing`` if there is no such segment, and ``SegmentError`` if it cannot be used.
         """
@@ -389,7 +389,7 @@ def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.Fr
         left = measure()
         raise BudgetError(
             f"{what} needs {header.total_bytes} bytes, but {left.limit} has only {left.free} free ({error.strerror}); "
-            "reduce its shape, or free memory first"
+            "reduce its shape, or free some space first"
         ) from error
     header.write(fd)
 

@@ -1,9 +1,9 @@
-"""Suggestions: the known name that is nearest to an unknown one, for error messages."""
+"""Suggestions: error messages about unknown names, with the nearest known name."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 
 def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
@@ -25,3 +25,17 @@ def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | 
         matches = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
         suggestion = by_lower_case[matches[0]] if matches else None
     return f"; did you mean {suggestion!r}?" if suggestion is not None else ""
+
+
+def describe_unknown(what: str, unknown: Iterable[str], known: Iterable[str], hint: Callable[[str], str]) -> str:
+    """The error message for names that are not known: each with its ``hint``, then all known names.
+
+    ``what`` is the kind of name in the plural. ``hint(name)`` is a suggestion such as that of ``did_you_mean``, or "".
+
+        >>> known = ["gamma", "tau"]
+        >>> describe_unknown("rl_cfg keys", ["gama", "colour"], known, lambda name: did_you_mean(name, known))
+        "unknown rl_cfg keys: 'colour', 'gama' (did you mean 'gamma'?); known are gamma, tau"
+    """
+    hints = {name: hint(name).removeprefix("; ") for name in sorted(unknown)}
+    names = [f"{name!r} ({hints[name]})" if hints[name] else repr(name) for name in hints]
+    return f"unknown {what}: {', '.join(names)}; known are {', '.join(sorted(known))}"

@@ -112,7 +112,7 @@ class ReplayBuffer(SharedBufferBase):
                 raise ValueError(f"the buffer has critic_dim={self.critic_dim}: critic and next_critic must be given")
             rows |= {"critic": _as_array(critic), "next_critic": _as_array(next_critic)}
         elif not (critic is None and next_critic is None and terminal_next_critic is None):
-            raise ValueError("the buffer has critic_dim=0: make it with critic_dim=..., or leave the critic out")
+            raise ValueError("the buffer has critic_dim=0: create it with critic_dim=..., or leave the critic out")
         if terminal_mask is not None:
             mask = _as_mask(terminal_mask, len(_as_array(obs)))
             rows["next_obs"] = _replace_rows(rows["next_obs"], mask, terminal_next_obs, "terminal_next_obs")

@@ -37,8 +37,8 @@ class RolloutRingBuffer:
 
     The slot being written and the slot being read are never overwritten; ``num_slots`` unread rollouts are kept besides
     them, and the oldest is dropped and counted when another one comes (``overflow="block"``: the collector waits). When
-    a collector dies, its unfinished rollout is never read; when the learner dies, its rollout is offered again. Pass
-    ``peers`` to ``wait_for_data`` to get ``PeerDied`` at once instead of False after the timeout.
+    a collector dies, its unfinished rollout is never read; when the learner dies, the rollout that it was reading can
+    be read again. Pass ``peers`` to ``wait_for_data`` to get ``PeerDied`` at once instead of False after the timeout.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RolloutRingBuffer:
         if create:
             ring = Ring(layout, num_slots=num_slots, overflow=overflow, name=name or fresh_name("rollouts"))
         elif name is None:
-            raise ValueError("create=False needs shm_name_prefix: the creator's `name`, or the prefix it was made with")
+            raise ValueError("create=False needs shm_name_prefix: the creator's `name`, or the prefix it was given")
         else:
             ring = Ring.attach(name, layout=layout)
             if ring.num_slots != num_slots:
@@ -96,15 +96,15 @@ class RolloutRingBuffer:
         return self._write_ptr, self._read_ptr
 
     def attach_sync_primitives(self, write_ptr: Any, read_ptr: Any) -> None:
-        """Check the arguments and do nothing: the counters are part of the ring.
+        """Check the arguments and do nothing else: the counters are part of the ring.
 
-        Accepted for callers of the protocol with separate counters.
+        Exists for callers that pass the counters to the other process separately.
         """
         for role, pointer in (("write_ptr", write_ptr), ("read_ptr", read_ptr)):
             if not isinstance(pointer, Counter):
                 raise TypeError(
-                    f"{role} must be one of the creator's sync_primitives, found {type(pointer).__name__}; counters of "
-                    "your own would never move"
+                    f"{role} must be one of the creator's sync_primitives, found {type(pointer).__name__}; other "
+                    "counters would never change"
                 )
 
     def counters(self) -> dict[str, int]:

@@ -33,8 +33,8 @@ class SharedObsNormStats:
         ...     print(mean, std)
         [0. 0.] [1. 1.]
 
-    When the learner dies, the last complete value stays readable. For statistics that collectors count themselves, use
-    ``memlane.lanes.Stats``.
+    When the learner dies, the last complete value stays readable. When a collector dies, nothing changes for the
+    others. For statistics that collectors count themselves, use ``memlane.lanes.Stats``.
     """
 
     def __init__(self, ctx: Any = None, *, capacity_bytes: int = 1 << 20) -> None:
@@ -84,7 +84,7 @@ class SharedObsNormStats:
     def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
         for part, used, remedy in (
             ("description", description, "put fewer statistics, or shorter names"),
-            ("content", content, "make it with a larger capacity_bytes"),
+            ("content", content, "create it with a larger capacity_bytes"),
         ):
             capacity = self._weights.layout[part].nbytes
             if used.nbytes > capacity:

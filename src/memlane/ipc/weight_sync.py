@@ -13,12 +13,12 @@ from memlane.lanes.weights import Weights
 class SharedWeightSync:
     """The latest state dict, torch's or numpy's, from a learner to any number of collectors: a ``Weights`` lane.
 
-    Names, shapes and dtypes are those of the state dict, bit for bit, including bfloat16, integers, 0-d and empty
-    tensors. Version 0 means that nothing was written; each ``write_weights`` adds 1.
+    Names, shapes and dtypes are those of the state dict, and values are copied bit for bit, including bfloat16,
+    integers, 0-d and empty tensors. Version 0 means that nothing was written; each ``write_weights`` adds 1.
 
     One process should write; any process may read, with one object per thread. Pass the object to a child process as an
     argument; an unrelated process attaches with ``create=False`` and the creator's ``name`` as ``shm_name``. No lock is
-    needed: ``lock=`` is accepted for callers of a locking protocol and never acquired.
+    needed: ``lock=`` is accepted for compatibility and never acquired.
 
         >>> import numpy as np
         >>> state = {"w": np.ones(3, np.float32)}
@@ -28,7 +28,7 @@ class SharedWeightSync:
         ...     print(sync.read_weights_into(local), local["w"])
         1 [1. 1. 1.]
 
-    When the learner dies, in the middle of ``write_weights`` too, the latest complete version stays readable. When a
+    When the learner dies, even in the middle of ``write_weights``, the latest complete version stays readable. When a
     collector dies, nothing changes for the others.
     """
 
@@ -43,8 +43,8 @@ class SharedWeightSync:
         """Create shared weights, or attach to those of another process with ``create=False`` and ``shm_name``.
 
         ``param_shapes`` maps names to shapes of float32 tensors, or is a ``Layout`` for other dtypes
-        (``from_state_dict`` makes one). When attaching it may be omitted; otherwise names and shapes must be equal, and
-        for a ``Layout`` also dtypes and order.
+        (``from_state_dict`` creates it). When attaching it may be omitted; otherwise names and shapes must be equal,
+        and for a ``Layout`` also dtypes and order.
         """
         layout = param_shapes if isinstance(param_shapes, Layout) else None
         shapes = None if param_shapes is None or layout is not None else _shapes(param_shapes)
@@ -125,7 +125,7 @@ class SharedWeightSync:
 
 
 class _NoLock:
-    """The ``_lock`` that callers of a locking protocol pass to a child: acquiring it succeeds and does nothing.
+    """The ``_lock`` for callers that pass a lock to a child: acquiring it succeeds and does nothing.
 
     A real lock could be held for ever by a process that was killed.
     """

@@ -17,6 +17,12 @@ from memlane.core import Layout, LayoutError, Segment, SegmentError
 from memlane.core.layout import FieldSpec
 
 
+def require_settings(settings: list[int], count: int) -> None:
+    """Raise ``ValueError`` unless a segment has as many settings as this kind of lane stores."""
+    if len(settings) != count:
+        raise ValueError(f"expected {count} settings, found {len(settings)}")
+
+
 def as_layout(layout: Layout | Mapping[str, FieldSpec]) -> Layout:
     """Return ``layout`` as a ``Layout``; a mapping is ``{name: (dtype, shape)}``."""
     return layout if isinstance(layout, Layout) else Layout(layout)
@@ -67,10 +73,13 @@ class Lane(ABC):
         try:
             layout = Layout.from_bytes(segment["description"].tobytes())
             expected = cls._expected_layout(layout, [int(setting) for setting in segment["settings"]])
+            difference = expected.difference(segment.layout)
         except (KeyError, ValueError, IndexError, LayoutError) as error:
-            raise SegmentError(f"{segment.label} is not a {kind} lane: {error}") from None
-        if difference := expected.difference(segment.layout):
-            raise SegmentError(f"{segment.label} is not a {kind} lane: {difference}")
+            difference = str(error.args[0] if error.args else error)  # str() of a KeyError adds quotes
+        if difference:
+            raise SegmentError(
+                f"{segment.label} is not a {kind} lane: {difference}; attach to it with the class that created it"
+            )
         lane = cls.__new__(cls)
         lane._open(segment, layout)
         return lane
@@ -105,9 +114,9 @@ class Lane(ABC):
         return self.segment.nbytes
 
     def close(self) -> None:
-        """Release this process's mapping. The memory is freed when the last process has closed the lane.
+        """Release this process's mapping; in the process that created the lane, also remove its name.
 
-        Calling it again has no effect.
+        The memory is freed when the last process has closed the lane. Calling it again has no effect.
         """
         self.segment.close()
 

@@ -27,7 +27,7 @@ class Transfer(Protocol):
         """Start the copy to the device. The result is passed to ``arrive``."""
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
-        """Return the tensors, ordered after the copy on the calling thread's stream."""
+        """Return the tensors, ordered after the copy on the calling thread's CUDA stream."""
 
 
 class CpuTransfer:
@@ -44,7 +44,7 @@ class CpuTransfer:
 
 
 class CudaTransfer:
-    """Transfer to a CUDA device: one asynchronous copy per batch from pinned memory, on a separate stream.
+    """Transfer to a CUDA device: one asynchronous copy per batch from pinned memory, on a separate CUDA stream.
 
     Not tested on a GPU yet; written against torch's documented interface.
     """
@@ -53,7 +53,9 @@ class CudaTransfer:
         import torch
 
         if not torch.cuda.is_available():
-            raise MemlaneError(f"device {device!r} needs CUDA, which torch {torch.__version__} does not find here")
+            raise MemlaneError(
+                f"device {device!r} needs CUDA, which torch {torch.__version__} does not find here; use device='cpu'"
+            )
         self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -89,7 +91,9 @@ def transfer_to(device: str) -> Transfer:
         return CpuTransfer()
     if kind == "cuda":
         return CudaTransfer(str(device))
-    raise ValueError(f"a pipeline goes to 'cpu' or 'cuda', found device {device!r}; pass a Transfer of your own")
+    raise ValueError(
+        f"device must be 'cpu', 'cuda' or 'cuda:<n>', found {device!r}; for others, pass a Transfer as transfer="
+    )
 
 
 class ReplayPipeline:
@@ -98,8 +102,8 @@ class ReplayPipeline:
     ``start`` requests a batch, ``ready`` polls, ``wait`` waits for it, ``consume`` returns it as torch tensors on
     ``device``. Up to ``ahead`` batches may be started at a time; one more is in use by the learner. ``transfer``
     replaces the copy to the device: ``CpuTransfer`` returns tensors over the staging memory, ``CudaTransfer`` copies
-    from pinned memory on its own stream. ``beta`` is the importance exponent of a prioritised replay and may be set at
-    any time.
+    from pinned memory on a separate CUDA stream. ``beta`` is the importance exponent of a prioritised replay and may be
+    set at any time.
 
     For one thread of the process that created it, which must not use the sampler otherwise.
 
@@ -150,7 +154,7 @@ class ReplayPipeline:
         self._require_open()
         if self.started >= self.ahead:
             raise MemlaneError(
-                f"{self.ahead} batches are started already; consume one first, or make it with more ahead"
+                f"{self.ahead} batches are started already; consume one first, or create it with a larger ahead="
             )
         self.sampler.require_open()
         self.sampler.native.start(self._free[0].block, self.beta, self.sampler.threads)
@@ -227,4 +231,4 @@ class ReplayPipeline:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise MemlaneError("the pipeline was used after close()")
+            raise MemlaneError("the pipeline was used after close(); create another")

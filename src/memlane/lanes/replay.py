@@ -24,7 +24,7 @@ from memlane.core.layout import FieldSpec
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import packed
-from memlane.lanes.lane import Lane, as_layout
+from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.limiter import Limiter
 from memlane.lanes.replay_writer import EPISODE_ENDS, ReplayWriter
 
@@ -44,7 +44,7 @@ class Replay(Lane):
     """A replay buffer in shared memory: several processes add transitions while several others sample them.
 
     ``row`` is what one transition contains: a ``Layout``, or ``{name: (dtype, shape)}``. The newest ``capacity`` rows
-    are kept. No lock: a sampler never sees a half-written row, and no writer waits for another one.
+    are kept. There is no lock: a sampler never sees a half-written row, and no writer waits for another writer.
 
     ``streams`` is the number of environments that add to the replay, over all writers. Rows of a stream are linked in
     the order of their steps, so each observation is stored once: next observations, n-step returns, stacked frames and
@@ -76,8 +76,8 @@ class Replay(Lane):
         >>> replay.close()
 
     When a writer dies, its unfinished rows are never sampled and are counted as ``abandoned``; its streams are free for
-    another writer. When a sampler dies, nothing changes for the others. ``save`` that is killed leaves a file that can
-    be loaded.
+    another writer. When a sampler dies, nothing changes for the others. A process that is killed during ``save`` leaves
+    a file that can be loaded.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Replay(Lane):
         )
         if self.alpha is not None and not self.native.added():
             self.native.init_priorities()
-        self.roster = Roster(self.segment.words("samplers"))
+        self.roster = Roster(self.segment.words("samplers"), "close samplers that are no longer used")
         self._rng = base + segment["rng"].offset
 
     def _column(self, name: str) -> tuple[str, int, int, np.dtype[Any], list[int]]:
@@ -194,7 +194,7 @@ class Replay(Lane):
         )
 
     def add(self, rows: Mapping[str, ArrayLike], *, version: int = 0, timeout: float | None = None) -> int:
-        """Add rows to a replay without streams. Returns the number of transitions added."""
+        """Add rows to a replay without streams and return how many were added; with streams, use ``writer``."""
         return self._own_writer.add(rows, version=version, timeout=timeout)
 
     @cached_property
@@ -202,7 +202,7 @@ class Replay(Lane):
         return ReplayWriter(self, None, resume=True)
 
     def rng_at(self, place: int) -> tuple[int, bool]:
-        """Return the offset of a sampler's random state, and whether an earlier sampler left a state there."""
+        """Return the offset of the random state of a sampler by its entry, and whether an earlier one left a state."""
         return self._rng + place * 64, bool(self.segment["rng"][place, :4].any())
 
     # -------------------------------------------------------------------------------------------------- priorities
@@ -214,7 +214,7 @@ class Replay(Lane):
         are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
         """
         if self.alpha is None:
-            raise MemlaneError(f"the {self.native.label} has no priorities; make it with alpha=0.6")
+            raise MemlaneError(f"the {self.native.label} has no priorities; create it with alpha=0.6")
         key_array = np.asarray(keys)
         if key_array.ndim == 2:  # sequences
             key_array = key_array[:, 0]
@@ -222,7 +222,8 @@ class Replay(Lane):
         error_array = np.ascontiguousarray(errors, np.float64)
         if key_array.dtype != np.int64 or key_array.ndim != 1:
             raise TypeError(
-                f"keys must be int64 in one dimension, found {key_array.dtype} of shape {list(key_array.shape)}"
+                f"keys must be batch['key'], int64 in one dimension, found {key_array.dtype} of shape "
+                f"{list(key_array.shape)}"
             )
         if error_array.shape != key_array.shape:
             raise ValueError(f"expected {len(key_array)} errors, found shape {list(error_array.shape)}")
@@ -375,7 +376,7 @@ class _Settings:
 
     def _check(self, layout: Layout) -> None:
         if not len(layout):
-            raise LayoutError("a row needs at least one field")
+            raise LayoutError("a row needs at least one field, found none")
         for name in self.observations:
             if name not in layout:
                 raise ValueError(
@@ -404,6 +405,7 @@ class _Settings:
     @classmethod
     def from_integers(cls, layout: Layout, integers: list[int]) -> _Settings:
         """Return the settings that a segment stores."""
+        require_settings(integers, 8 + len(layout))
         capacity, streams, prioritised, alpha, limited, ratio, min_size, slack, *is_observation = integers
         observations = [name for name, flag in zip(layout.fields, is_observation, strict=True) if flag]
         limiter = Limiter(_bits_to_float(ratio), min_size, _bits_to_float(slack)) if limited else None

@@ -43,7 +43,7 @@ class ReplayWriter:
             if not resume:
                 self.cut()
         elif streams is not None:
-            raise ValueError(f"the {replay.native.label} has no streams; make it with streams={len(list(streams))}")
+            raise ValueError(f"the {replay.native.label} has no streams; create it with streams={len(list(streams))}")
 
     def cut(self, rows: ArrayLike | None = None) -> None:
         """Make the next row of each stream start a new episode, as after an environment was restarted.
@@ -86,7 +86,7 @@ class ReplayWriter:
         writer, or one per position in ``env_ids``. ``final`` has the observation after the last transition of an
         episode, in arrays with as many rows; only rows that are terminated or truncated are read, and truncated rows
         must have one. ``skip`` marks rows that are not transitions (the step in which a vector environment resets).
-        ``version`` is that of the policy that acted.
+        ``version`` is that of the policy that acted; it is stored only in a replay with streams.
 
         Everything is checked before anything is written. Waits while the replay's limiter blocks writers: at most
         ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
@@ -98,7 +98,9 @@ class ReplayWriter:
                 if added >= 0:
                     return added
             if final is not None or env_ids is not None:
-                raise ValueError(f"final and env_ids need streams, but the {self._replay.native.label} has none")
+                raise ValueError(
+                    f"final and env_ids need streams, but the {self._replay.native.label} has none; create it with them"
+                )
         elif env_ids is not None:
             streams = self._streams_at(env_ids, "env_ids")
         skipped = None if skip is None else _mask(skip, "skip")
@@ -123,7 +125,9 @@ class ReplayWriter:
             self._check_counts(count, skipped, ends)
             added = self._add(converted, version, streams, skip_bytes, last, end_bytes, timeout, peers)
             if added < 0:
-                raise MemlaneError(f"the {self._replay.native.label} refused these rows for an unknown reason")
+                raise MemlaneError(
+                    f"the {self._replay.native.label} refused these rows for an unknown reason; please report this"
+                )
         return added
 
     def _ends(
@@ -179,8 +183,8 @@ class ReplayWriter:
                 array = array[None]
             if array.shape[1:] != field.shape or array.ndim != len(field.shape) + 1:
                 raise ValueError(
-                    f"{role}[{name!r}] must have shape [rows, {str(list(field.shape))[1:]} or {list(field.shape)}, "
-                    f"found {list(array.shape)}"
+                    f"{role}[{name!r}] must have shape [{', '.join(['rows', *map(str, field.shape)])}] or "
+                    f"{list(field.shape)}, found {list(array.shape)}"
                 )
             if count is None:
                 count = len(array)
@@ -215,7 +219,7 @@ def _field_mismatch(role: str, expected: list[str], found: Mapping[str, ArrayLik
 def _mask(values: ArrayLike, label: str) -> NDArray[np.bool_]:
     array = np.atleast_1d(np.asarray(values))
     if array.dtype != np.bool_ or array.ndim != 1:
-        raise TypeError(f"{label} must be true or false for each row, found {array.dtype} of shape {list(array.shape)}")
+        raise TypeError(f"{label} must be one bool for each row, found {array.dtype} of shape {list(array.shape)}")
     return np.ascontiguousarray(array)
 
 

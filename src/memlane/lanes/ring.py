@@ -14,7 +14,7 @@ from memlane.core import Layout, Lease, Peer, StaleView
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.core.segment import Window
-from memlane.lanes.lane import Lane, as_layout
+from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.tensors import Tensor, TensorParts
 
 Overflow = Literal["drop_oldest", "block"]
@@ -80,6 +80,7 @@ class Ring(Lane):
 
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
+        require_settings(settings, 2)
         num_slots, overflow = settings
         return cls.segment_layout(layout, num_slots, _OVERFLOWS[overflow])
 
@@ -215,7 +216,7 @@ class Reader:
 class WriteSlot(Lease):
     """A claimed slot: a mapping of field names to writeable arrays.
 
-    ``commit`` hands it to the readers. Release without commit (an exception in a ``with`` block) abandons it.
+    ``commit`` hands it to the readers. A release without commit, as by an exception in a ``with`` block, abandons it.
     """
 
     __slots__ = ("_commit", "_native", "index", "writer")
@@ -230,7 +231,7 @@ class WriteSlot(Lease):
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
         """Hand the slot to the readers. Arrays taken from it must not be used afterwards."""
         if self.released:
-            raise StaleView(f"{self.label} was committed or abandoned before")
+            raise StaleView(f"{self.label} was committed or abandoned before; claim another slot")
         self._commit = policy_version, rows
         self.release()
 

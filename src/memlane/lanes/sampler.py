@@ -1,4 +1,4 @@
-"""ReplaySampler: sample transitions from a replay and assemble what a learner needs of each."""
+"""ReplaySampler: sample transitions from a replay and assemble the fields that a learner needs."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ReplaySampler:
         >>> batch["x"].shape, bool((batch["x"] < 10).all())
         ((4,), True)
 
-    When a writer dies, sampling goes on with the rows that are stored. When a process with a sampler dies, its place is
-    free for another sampler.
+    When a writer dies, sampling goes on with the rows that are stored. When a process with a sampler dies, another
+    sampler can be created instead.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class ReplaySampler:
             out = self.batch(batch_size, self._pool.get(self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
-                f"out must be what this sampler's batch({batch_size}) returned, found one of {out.shape[0]} rows of "
-                f"{list(out)}"
+                f"out must be what this sampler's batch({batch_size}) returned, found a batch of {out.shape[0]} rows "
+                f"with the fields {list(out)}"
             )
         self.native.sample(out.block, beta, self.threads, timeout, peers)
         return out
@@ -131,10 +131,10 @@ class ReplaySampler:
     def require_open(self) -> None:
         """Raise ``MemlaneError`` if the sampler was closed."""
         if not self._leave.alive:
-            raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); make another")
+            raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); create another")
 
     def close(self) -> None:
-        """Free the sampler's place for another one. Calling it again has no effect."""
+        """Stop using the replay: another sampler can be created instead. Calling it again has no effect."""
         self._leave()
 
 
@@ -165,15 +165,16 @@ def _check(
         if name not in replay.layout or operator.index(count) < 1:
             hint = did_you_mean(name, replay.layout.fields) if name not in replay.layout else ""
             raise ValueError(
-                f"stack must map fields among {list(replay.layout.fields)} to 1 or more, found {name!r}: {count}{hint}"
+                f"stack must map names among {list(replay.layout.fields)} to numbers of steps, 1 or more, found "
+                f"{name!r}: {count}{hint}"
             )
     if unknown := [name for name in extras if name not in EXTRAS]:
         raise ValueError(f"extras must be among {list(EXTRAS)}, found {unknown}{did_you_mean(unknown[0], EXTRAS)}")
     needs_links = n_step > 1 or length > 1 or any(count > 1 for count in stack.values())
     if not replay.streams and (needs_links or "horizon" in extras or "version" in extras):
         raise ValueError(
-            "n_step, stack, length, horizon and version need linked rows: make the replay with streams=..., the number "
-            "of environments"
+            "n_step, stack, length, horizon and version need linked rows: create the replay with streams=..., the "
+            "number of environments"
         )
 
 
@@ -192,9 +193,9 @@ def _batch_dtype(replay: Replay, stack: Mapping[str, int], length: int, extras: 
         fields["valid"] = (np.dtype(np.bool_), ())
     fields |= {name: (np.dtype(EXTRAS[name]), ()) for name in extras}
     if clash := fields.keys() & replay.layout.fields.keys():
-        raise ValueError(f"a batch has fields {sorted(clash)} of its own; rename those of the rows")
+        raise ValueError(f"the sampler adds the fields {sorted(clash)} to a batch; rename those of the rows")
     if summed := [name for name in TRANSITION if stack.get(name, 1) > 1]:
-        raise ValueError(f"{summed[0]!r} is summed over the steps and cannot be stacked; use length= for sequences")
+        raise ValueError(f"{summed[0]!r} is computed over n_step steps and cannot be stacked; use length= instead")
     stacked = any(count > 1 for count in stack.values())
     row = replay.row_dtype if not stacked else packed_fields([(name, *shaped(name)) for name in replay.layout.fields])
     widest = max([8, *(alignment_of(field.dtype) for field in replay.layout)])

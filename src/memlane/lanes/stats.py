@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from memlane import _native
 from memlane.core import Layout
 from memlane.core.lowlevel import Roster
-from memlane.lanes.lane import Lane
+from memlane.lanes.lane import Lane, require_settings
 from memlane.lanes.tensors import TensorParts
 
 _BUFFERS = 3
@@ -70,9 +70,9 @@ def _record(shape: int | Iterable[int]) -> Layout:
 class Stats(Lane):
     """Running count, mean and variance of vectors of ``shape``, merged over up to ``places`` collectors.
 
-    Each collector writes to its own place, so collectors never wait for each other; any process that has the object may
-    call ``merged`` at any time. Pass the object as a ``Process`` argument, or create it with ``name`` and call
-    ``Stats.attach(name)``.
+    Each collector writes to its own entry, so collectors never wait for each other; ``places`` is the number of
+    entries. Any process that has the object may call ``collector`` and ``merged`` at any time. Pass the object as a
+    ``Process`` argument, or create it with ``name`` and call ``Stats.attach(name)``.
 
         >>> with Stats(shape=2) as stats:
         ...     collector = stats.collector()
@@ -81,7 +81,8 @@ class Stats(Lane):
         ...     print(moments.count, moments.mean, moments.variance)
         2.0 [ 2. 20.] [  1. 100.]
 
-    When a collector dies, its counts stay in ``merged``, and the next collector takes over its place and adds to them.
+    When a collector dies, its counts stay in ``merged``, and a later collector takes over its entry and adds to them.
+    When a process that reads dies, nothing changes for the others.
     """
 
     def __init__(self, shape: int | Iterable[int], *, places: int = 64, name: str | None = None) -> None:
@@ -95,6 +96,7 @@ class Stats(Lane):
 
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
+        require_settings(settings, 1)
         (places,) = settings
         if places < 1:
             raise ValueError(f"places must be 1 or more, found {places}")
@@ -110,7 +112,7 @@ class Stats(Lane):
     def _bind(self, settings: list[int]) -> None:
         control, buffers = self.segment.layout["control"], self.segment.layout["buffers"]
         mapping, base = self.segment.window(0, self.segment.layout.nbytes, writeable=True)
-        self._roster = Roster(self.segment.words("roster"))
+        self._roster = Roster(self.segment.words("roster"), "create the stats with a larger places=")
         self._places = [
             _native.Weights(
                 mapping,
@@ -118,7 +120,7 @@ class Stats(Lane):
                 base + buffers.offset + place * _BUFFERS * buffers.dtype.itemsize,
                 _BUFFERS,
                 buffers.dtype.itemsize,
-                f"place {place} of the stats of {self.segment.label}",
+                f"entry {place} of the stats of {self.segment.label}",
             )
             for place in range(settings[0])
         ]
@@ -129,7 +131,7 @@ class Stats(Lane):
         return self.layout["mean"].shape
 
     def collector(self) -> StatsCollector:
-        """Return a handle that counts vectors, at a free place or at a dead collector's, whose counts it keeps."""
+        """Return a handle that counts vectors, with a free entry or that of a dead collector, whose counts it keeps."""
         return StatsCollector(self, self._roster.join())
 
     def merged(self) -> Moments:
@@ -137,25 +139,25 @@ class Stats(Lane):
         return sum(map(self.at, range(len(self._places))), Moments.none(self.shape))
 
     def at(self, place: int) -> Moments:
-        """Return the moments of the vectors counted at one place."""
+        """Return the moments of the vectors counted in entry ``place``."""
         record = {field.name: np.zeros(field.shape, field.dtype) for field in self.layout}
         self._places[place].read(TensorParts(self.layout, record, "record", writeable=True))
         return Moments(float(record["count"]), record["mean"], record["squares"])
 
     def put(self, place: int, moments: Moments) -> None:
-        """Set the moments of one place. Only the collector that holds the place may call it."""
+        """Set the moments of entry ``place``. Only the collector that holds the entry may call it."""
         record = {"count": np.array(moments.count), "mean": moments.mean, "squares": moments.squares}
         parts = TensorParts(self.layout, record, "record", writeable=False)
         parts.before_publish()  # moments of scalars are numpy scalars, which need a staging copy
         self._places[place].publish(parts)
 
     def leave(self, place: int) -> None:
-        """Free a place that this process holds."""
+        """Free entry ``place``, which this process must hold."""
         self._roster.leave(place)
 
 
 class StatsCollector:
-    """A collector's handle on ``Stats``. One thread at a time."""
+    """A collector's handle on ``Stats``, for one thread at a time; ``Stats.collector()`` creates it."""
 
     def __init__(self, stats: Stats, place: int) -> None:
         self._stats = stats
@@ -167,10 +169,12 @@ class StatsCollector:
         batch = np.asarray(vectors, np.float64)
         shape = self._stats.shape
         if batch.ndim < len(shape) or batch.shape[batch.ndim - len(shape) :] != shape:
-            raise ValueError(f"vectors must have shape [..., {str(list(shape))[1:]}, found {list(batch.shape)}")
+            raise ValueError(
+                f"vectors must have shape [{', '.join(['...', *map(str, shape)])}], found {list(batch.shape)}"
+            )
         self.moments = self.moments + Moments.of(batch.reshape(-1, *shape))
         self._stats.put(self.place, self.moments)
 
     def close(self) -> None:
-        """Free the place for the next collector. The counts stay in ``merged``."""
+        """Free the entry for another collector. The counts stay in ``merged``."""
         self._stats.leave(self.place)

@@ -82,7 +82,7 @@ class TensorParts(_native.TensorParts):
             field = layout[name]
             _check(field, name, tensor, role)
             if writeable and isinstance(tensor, np.ndarray | np.generic) and not tensor.flags.writeable:
-                raise ValueError(f"{role}[{name!r}] is read-only")
+                raise ValueError(f"{role}[{name!r}] is read-only; pass a writeable array")
             source = tensor
             if not _is_plain(tensor):
                 source = _empty_staging_copy(tensor)

@@ -15,7 +15,7 @@ from memlane import _native
 from memlane.core import Layout, Peer
 from memlane.core.layout import FieldSpec
 from memlane.core.rows import address
-from memlane.lanes.lane import Lane, as_layout
+from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.tensors import Tensor, TensorParts
 
 
@@ -23,11 +23,11 @@ class Weights(Lane):
     """The latest version of named tensors in shared memory: a writer publishes, any number of processes read.
 
     ``layout`` has names, dtypes and shapes: a ``Layout`` (``layout_of(state_dict)``), or ``{name: (dtype, shape)}``.
-    Arrays may be numpy's or torch's, on any device.
+    Tensors may be numpy arrays, or torch tensors on any device.
 
     Any process that has the weights may read: pass the object as a ``Process`` argument, or create it with ``name`` and
-    call ``Weights.attach(name)``. Usually one process publishes; with n of them, use ``buffers=n + 2`` or more. A
-    handle remembers what it read last, so each reading thread needs its own: ``Weights.from_segment(weights.segment)``.
+    call ``Weights.attach(name)``. Usually one process publishes; if n do, use ``buffers=n + 2`` or more. The
+    object remembers what it read last, so each reading thread needs one: ``Weights.from_segment(weights.segment)``.
 
         >>> import numpy as np
         >>> with Weights({"w": ("float32", (2, 2)), "steps": ("int64", ())}) as weights:
@@ -38,10 +38,10 @@ class Weights(Lane):
         1 4.0 5
 
     The writer fills one of ``buffers`` copies that is not the latest, then makes it the latest atomically. So it never
-    waits for readers, readers never block it, and a read is one version: a copy that was overwritten while it was made
-    is made again.
+    waits for readers, and a read returns one complete version: a copy that was overwritten while it was made is
+    repeated.
 
-    When the writer dies, in the middle of a publication too, the latest complete version stays readable and another
+    When the writer dies, even in the middle of a publication, the latest complete version stays readable and another
     process may publish the next. When a reader dies, nothing changes for the others.
     """
 
@@ -65,6 +65,7 @@ class Weights(Lane):
 
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
+        require_settings(settings, 1)
         (buffers,) = settings
         return cls.segment_layout(layout, buffers)
 
@@ -105,8 +106,8 @@ class Weights(Lane):
     def read(self, out: Mapping[str, Tensor] | None = None) -> tuple[int, Mapping[str, Tensor]]:
         """Copy the latest version into ``out``, or into new arrays, and return ``(version, out)``.
 
-        Version 0: nothing was published yet and nothing was copied. If ``out`` already has the latest version from the
-        last ``read``, nothing is copied.
+        Version 0 means that nothing was published yet and nothing was copied. If ``out`` already has the latest version
+        from the last ``read``, nothing is copied.
         """
         if out is None:
             out = {field.name: np.empty(field.shape, field.dtype) for field in self.layout}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from memlane.core import Layout, SegmentClosed
 from memlane.core.layout import FieldSpec
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.lanes.lane import as_layout
 from memlane.lanes.ring import Ring
 from memlane.lanes.tensors import layout_of
@@ -50,9 +50,11 @@ def check_settings(
     ``synonyms`` maps names that users of other libraries type to settings of the algorithm.
     """
     known = {*SETTINGS, *algorithm_settings}
-    if unknown := sorted(set(rl_cfg) - known):
-        hints = [did_you_mean(name, known, {**SYNONYMS, **(synonyms or {})}) for name in unknown]
-        raise TypeError(f"unknown rl_cfg keys: {unknown}{''.join(hints) or f'; known keys are {sorted(known)}'}")
+    all_synonyms = {**SYNONYMS, **(synonyms or {})}
+    if unknown := set(rl_cfg) - known:
+        raise TypeError(
+            describe_unknown("rl_cfg keys", unknown, known, lambda name: did_you_mean(name, known, all_synonyms))
+        )
 
 
 class AsyncRunner(ABC):
@@ -67,7 +69,7 @@ class AsyncRunner(ABC):
     - ``publish(weights)``: new weights for the collectors, once per update;
     - ``lag_of(slot)``, ``counters()`` and ``events``: what to log.
 
-    A complete one, whose collectors write the weight that they read into every step of a rollout:
+    A complete example, in which the collectors write the weight that they read into every step of a rollout:
 
         >>> import gymnasium, numpy as np
         >>> class Example(AsyncRunner):
@@ -121,8 +123,8 @@ class AsyncRunner(ABC):
     """
 
     algorithm_settings: ClassVar[Collection[str] | None] = None
-    """Keys of ``rl_cfg`` that a subclass reads. Other keys that the runner does not know are then an error. None: any
-    key is accepted."""
+    """Keys of ``rl_cfg`` that a subclass reads, besides the runner's; any other key is an error. None: any key is
+    accepted."""
 
     def __init__(
         self,
@@ -157,7 +159,9 @@ class AsyncRunner(ABC):
         self.sim_backend = sim_backend
         self.num_envs = num_envs
         if str(collector_device or "cpu") not in ("cpu", "cpu:0"):
-            raise ValueError(f"collectors act on the CPU; collector_device cannot be {collector_device!r}")
+            raise ValueError(
+                f"collector_device must be 'cpu', because collectors act on the CPU, found {collector_device!r}"
+            )
         self.num_collectors = int(self.rl_cfg.get("collectors", 1))
         if self.num_collectors < 1:
             raise ValueError(f"collectors must be at least 1, found {self.num_collectors}")
@@ -216,9 +220,9 @@ class AsyncRunner(ABC):
         ``BudgetError`` if the lanes do not fit into the free memory, before anything is allocated.
         """
         if self._closed:
-            raise ValueError("the runner was closed; make a new one")
+            raise ValueError("the runner was closed; create another")
         if self.collectors is not None:
-            raise ValueError("the runner is open already; make a new one for a second training")
+            raise ValueError("the runner is open already; create another for a second training")
         slot = as_layout(rollout)
         weights_layout = layout_of(weights)
         in_flight = self.rollouts_per_update * (self.max_lag + 1)
@@ -253,10 +257,10 @@ class AsyncRunner(ABC):
     def rollouts(self, timeout: float | None = None) -> Iterator[list[TakenSlot]]:
         """Take the rollouts of one update; they are released at the end of the ``with`` block.
 
-        At least ``rollouts_per_update``, and all that would exceed ``max_lag`` at the next update. In deterministic
-        mode they are sorted by collector. ``WaitTimeout`` after ``timeout`` seconds (default: ``rollout_timeout``);
-        the next call returns the rollouts that have arrived by then. ``CollectorError`` if a collector raised,
-        ``CollectorDied`` if too many died.
+        Takes at least ``rollouts_per_update``, and all that would exceed ``max_lag`` at the next update. In
+        deterministic mode they are sorted by collector. ``WaitTimeout`` after ``timeout`` seconds (default:
+        ``rollout_timeout``); the next call also returns the rollouts that were taken until then. ``CollectorError`` if
+        a collector raised, ``CollectorDied`` if too many died.
         """
         assert self.collectors is not None, "call open() before rollouts()"
         assert self.weights is not None

@@ -26,9 +26,9 @@ _STEP, _PROCESS = 0, 1
 
 
 class CollectorError(MemlaneError, RuntimeError):
-    """A collector raised an exception. Its subclass ``CollectorDied`` means that the process died instead.
+    """A collector raised an exception. The subclass ``CollectorDied`` means that its process died instead.
 
-    Can be pickled.
+    The error can be pickled.
     """
 
     worker: int
@@ -157,6 +157,8 @@ class CollectorErrors:
         while reporter := self._reporter.load(worker):
             if word is not None and reporter != word:
                 return None
+            # PAIR publish/see, partner: Reporter.report. The report is read after the word that announces it.
+            # PAIR claim/unchanged, partner: Reporter.report. A report that was withdrawn during the copy is not used.
             text = self.segment["report"][worker, : int(self.segment["length"][worker])].tobytes()
             if self._reporter.unchanged(worker, reporter):
                 report: dict[str, Any] = json.loads(text)
@@ -187,7 +189,7 @@ class CollectorErrors:
 
     def _checked(self, worker: int) -> int:
         if not 0 <= worker < self.collectors:
-            raise IndexError(f"there is no collector {worker}; there is room for {self.collectors}")
+            raise IndexError(f"there is no collector {worker}, only 0 to {self.collectors - 1}")
         return worker
 
     def close(self) -> None:
@@ -231,10 +233,12 @@ class Reporter:
             "traceback": "".join(traceback.format_exception(error)),
         }
         text = np.frombuffer(_fitting(record), np.uint8)
-        # PAIR claim/unchanged: an earlier report is withdrawn before its bytes are overwritten.
+        # PAIR claim/unchanged, partner: CollectorErrors._reported. An earlier report is withdrawn before its bytes are
+        # overwritten: otherwise a torn copy of both could be accepted.
         errors._reporter.compare_and_swap(self.worker, errors._reporter.load(self.worker), 0)
         errors.segment["report"][self.worker, : len(text)] = text
         errors.segment["length"][self.worker] = len(text)
+        # PAIR publish/see, partner: CollectorErrors._reported. The report is stored before the word that announces it.
         errors._reporter.store(self.worker, me.word)
         errors._raised.add()
 
@@ -280,7 +284,7 @@ def _message(error: BaseException) -> str:
     try:
         return str(error) or "(no message)"
     except Exception as failure:  # a failing __str__ must not prevent the report
-        return f"(its text cannot be made: {_type_name(failure)})"
+        return f"(no message: its __str__ raised {_type_name(failure)})"
 
 
 def _fitting(record: dict[str, Any]) -> bytes:

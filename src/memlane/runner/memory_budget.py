@@ -71,20 +71,20 @@ class MemoryBudget:
         """Bytes of all lanes."""
         return sum(item.nbytes for item in self.items)
 
-    def check(self, *rooms: FreeMemory) -> None:
-        """Compare with ``rooms``; by default, with the free memory of the machine and the control group, and for named
-        lanes that of /dev/shm."""
+    def check(self, *limits: FreeMemory) -> None:
+        """Compare with ``limits``; by default with the free memory of the machine and of the control group, and for
+        named lanes with the free space in /dev/shm."""
         if not self.items:
             return
-        room, items = max([(room, self.items) for room in rooms] or self._limits(), key=lambda pair: _share(*pair))
-        if _share(room, items) > self.refuse_at:
-            raise BudgetError(_describe_excess(room, items, self.refuse_at))
-        if _share(room, items) > self.warn_at:
-            warnings.warn(_describe_excess(room, items, self.warn_at), BudgetWarning, stacklevel=2)
+        memory, items = max([(limit, self.items) for limit in limits] or self._limits(), key=lambda pair: _share(*pair))
+        if _share(memory, items) > self.refuse_at:
+            raise BudgetError(_describe_excess(memory, items, self.refuse_at))
+        if _share(memory, items) > self.warn_at:
+            warnings.warn(_describe_excess(memory, items, self.warn_at), BudgetWarning, stacklevel=2)
 
     def _limits(self) -> list[tuple[FreeMemory, list[Item]]]:
         """Return the memory limits of this process, each with the lanes that count against it."""
-        limits = [(room, self.items) for room in (machine_memory(), cgroup_memory()) if room is not None]
+        limits = [(memory, self.items) for memory in (machine_memory(), cgroup_memory()) if memory is not None]
         if named := [item for item in self.items if item.named]:
             limits.append((directory_space(names.directory()), named))
         return limits
@@ -99,16 +99,16 @@ def _largest(items: list[Item]) -> Item:
     return max(items, key=lambda item: item.nbytes)
 
 
-def _share(room: FreeMemory, items: list[Item]) -> float:
+def _share(memory: FreeMemory, items: list[Item]) -> float:
     nbytes = sum(item.nbytes for item in items)
-    return nbytes / room.free if room.free else math.inf
+    return nbytes / memory.free if memory.free else math.inf
 
 
-def _describe_excess(room: FreeMemory, items: list[Item], share: float) -> str:
+def _describe_excess(memory: FreeMemory, items: list[Item], share: float) -> str:
     nbytes, largest = sum(item.nbytes for item in items), _largest(items)
     advice = f"lower {largest.lower}" if largest.lower else f"make {largest.name} smaller"
     return (
         f"the lanes need {format_bytes(nbytes)} ({nbytes} bytes), more than {share:.0%} of the "
-        f"{format_bytes(room.free)} that {room.limit} has free; "
+        f"{format_bytes(memory.free)} that {memory.limit} has free; "
         f"the largest is {largest.name} with {format_bytes(largest.nbytes)}: {advice}"
     )

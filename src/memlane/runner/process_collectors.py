@@ -62,7 +62,7 @@ class _Credits:
     def __init__(self, granted: list[Signal], in_flight: int) -> None:
         self._granted = granted
         self._uncredited = [0] * len(granted)
-        """Rollouts of each worker that the learner has taken and not returned the credit of."""
+        """Rollouts of each worker that the learner has taken and whose credits it has not returned."""
         for worker, signal_ in enumerate(granted):
             signal_.add(in_flight // len(granted) + (worker < in_flight % len(granted)))
 
@@ -317,7 +317,7 @@ class ProcessCollectors:
             raise CollectorDied(
                 f"{cause}; {self._window.recent} deaths in {self.restarts.window:g} s exceed "
                 f"max_restarts={self.restarts.max_restarts}, and {len(self._handles)} running collectors are fewer "
-                f"than min_collectors={self.restarts.min_collectors}",
+                f"than min_collectors={self.restarts.min_collectors}; find out why they die, or raise max_restarts",
                 worker=worker, pid=pid, type_name=cause, step=step,
             )  # fmt: skip
         else:

@@ -42,7 +42,7 @@ class _Rollout(Mapping[str, Any]):
     def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
         """Hand the rollout to the learner."""
         if self._committed:
-            raise StaleView("the rollout was committed before")
+            raise StaleView("the rollout was committed before; open another slot")
         self.policy_version, self.rows, self._committed = policy_version, rows, True
         self._collectors._commit(self)
 
@@ -69,7 +69,7 @@ class _ThreadSink:
 
 
 class _ThreadWeightsReader:
-    """The ``WeightSubscriber`` of one thread, over its own handle: a handle remembers what it read last."""
+    """The ``WeightSubscriber`` of one thread, with a separate ``Weights``, which remembers what it read last."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -126,7 +126,7 @@ class ThreadCollectors:
         """Guards all state below."""
         self._credits = [in_flight // count + (worker < in_flight % count) for worker in range(count)]
         self._uncredited = [0] * count
-        """Rollouts of each worker that the learner has taken and not returned the credit of."""
+        """Rollouts of each worker that the learner has taken and whose credits it has not returned."""
         self._started: list[tuple[int, int]] = []
         """Worker and weights version of every rollout that was started and not taken, in order."""
         self._committed = [0] * count
@@ -158,7 +158,9 @@ class ThreadCollectors:
                 weights = _ThreadWeightsReader(self._weights)
                 collect(env, weights, _ThreadSink(self, worker), _ThreadContext(self, worker))
                 with self._changed:
-                    self._early_return = RuntimeError(f"collector {worker} returned before the run ended")
+                    self._early_return = RuntimeError(
+                        f"collector {worker} returned before the run ended; collect until sink.open() raises Stopped"
+                    )
                     self._changed.notify_all()
             finally:
                 env.close()
@@ -231,7 +233,7 @@ class ThreadCollectors:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Empty: threads have no process of their own."""
+        """Empty: threads are not processes."""
         return {}
 
     def counters(self) -> dict[str, int]:

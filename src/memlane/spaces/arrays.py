@@ -21,7 +21,7 @@ Plain: TypeAlias = "Box | Discrete[Any] | MultiDiscrete[Any] | MultiBinary"
 
 
 class ArrayColumn(Column):
-    """Box. Its bounds are not checked, as in Gymnasium."""
+    """Box. As in Gymnasium, its bounds are not checked."""
 
     rows: NDArray[Any]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from memlane.core import MemlaneError
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.runner.async_runner import SETTINGS
 from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import backend_for, check_backend
@@ -146,9 +146,8 @@ def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
 
 
 def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
-    answers = [f"{name!r}{f' ({hint})' if (hint := _hint(name, suggested)) else ''}" for name in sorted(unknown)]
-    if answers:
-        raise TypeError(f"unknown {what}: {', '.join(answers)}; known are {', '.join(sorted(known))}")
+    if unknown:
+        raise TypeError(describe_unknown(what, unknown, known, lambda name: _hint(name, suggested)))
 
 
 def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:

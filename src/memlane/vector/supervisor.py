@@ -116,6 +116,7 @@ class Supervisor:
     def send(self, env_ids: NDArray[np.int64]) -> None:
         """Step these environments with the actions in the step segment."""
         arrivals = Counter(self._pool.worker_of_env[env_ids].tolist())
+        # PAIR publish/see, partner: StepLoop::step_sent. The actions are written before the request.
         self._steps.requested_step.add_each(env_ids, 1)
         self._sent.update(env_ids.tolist())
         self.pending_call = AsyncState.WAITING_RECV  # Ctrl-C from here on leaves them to `recv`
@@ -191,6 +192,7 @@ class Supervisor:
         env_ids.sort()
         requested, completed = np.empty_like(env_ids), np.empty_like(env_ids)
         self._steps.requested_step.load_into(env_ids, requested)
+        # PAIR publish/see, partner: StepLoop::complete_sent. The rows are read after this load.
         self._steps.completed_step.load_into(env_ids, completed)
         ready: NDArray[np.int64] = env_ids[completed == requested]
         return ready
