@@ -29,8 +29,8 @@ namespace progress {
 enum : std::size_t {
     current_env,       // index within the worker of the environment that the current command has reached
     steps,             // environment steps since the worker started
-    messages_sent,     // messages to the parent
-    commands_finished, // commands
+    messages_sent,     // messages that the worker has sent to the parent
+    commands_finished, // commands that the worker has finished
 };
 }
 
@@ -49,8 +49,8 @@ class CommandWord {
         : go_owner_(go), go_(nb::cast<Signal *>(go)), mapping_(std::move(mapping)),
           word_(reinterpret_cast<Word *>(checked_address(*mapping_, offset, sizeof(Word), alignof(Word), go_->label()))) {}
 
-    // Called by the parent. Relaxed, because the signal publishes the word (PAIR publish/see): it prevents that a worker sees
-    // `go` advanced and the word of the command before.
+    // Called by the parent. Relaxed, because the signal publishes the word (PAIR publish/see), which prevents a worker from
+    // seeing `go` advanced but the word of the command before.
     void issue(std::int64_t cell, std::int64_t command) {
         const std::int64_t number = go_->value() + 1;
         word_->store(number << 8 | cell << 4 | command, std::memory_order_relaxed);

@@ -125,7 +125,9 @@ def _compiler(variable: str) -> list[str]:
     command = shlex.split(os.environ.get(variable, ""))
     if command:
         if shutil.which(command[0]) is None:
-            raise BuildError(f"{variable} is {os.environ[variable]!r}, but there is no program {command[0]!r}")
+            raise BuildError(
+                f"{variable} is {os.environ[variable]!r}, but there is no program {command[0]!r}; change or unset it"
+            )
         return command
     for name in _COMPILERS[variable]:
         if shutil.which(name):

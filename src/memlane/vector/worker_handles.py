@@ -36,7 +36,7 @@ from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
 
 _QUIET_SECONDS = 3.0
-"""A start that takes longer prints its progress, again and again after so many seconds."""
+"""A start that takes longer prints its progress, each time that this many seconds have passed."""
 
 
 class WorkerPeer(Peer):
