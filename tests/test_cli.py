@@ -264,7 +264,7 @@ WRONG = {
     "an environment that is not there": ["Nowhere-v1"],
     "a setting that is not there": ["CartPole-v1", "--set", "learning_rat=1"],
     "a setting of another kind": ["CartPole-v1", "--set", "update_epochs=many"],
-    "a setting with an option of its own": ["CartPole-v1", "--set", "max_lag=2"],
+    "an option as a setting": ["CartPole-v1", "--set", "max_lag=2"],
     "a setting without a value": ["CartPole-v1", "--set", "update_epochs"],
     "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],
@@ -299,7 +299,7 @@ def test_a_run_is_not_overwritten(
     (tmp_path / "metrics.csv").write_text("iteration\n1\n")
     monkeypatch.setattr(cli, "_warm_up", lambda: None)
     assert cli.main(["train", "CartPole-v1", "--run-dir", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another folder\n")
+    assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another directory\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
 
 
