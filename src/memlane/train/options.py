@@ -294,8 +294,8 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "norm_obs": ("network.normalize_observations", "normalize_observations"), "policy_kwargs": ("network",),
     "num_threads": ("torch_threads",), "timeout": ("rollout_timeout",),
 }  # fmt: skip
-"""Settings of Stable-Baselines3, CleanRL, RLlib and rsl_rl, and memlane's; the first one that the algorithm has is
-suggested."""
+"""Settings of Stable-Baselines3, CleanRL, RLlib and rsl_rl, and their names here; the first name that the algorithm has
+is suggested."""
 
 _OPTION_SYNONYMS = {
     "total_timesteps": "max_steps", "max_timesteps": "max_steps", "n_envs": "num_envs", "num_workers": "collectors",

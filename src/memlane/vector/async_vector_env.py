@@ -257,7 +257,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 )
 
     def _complete_info_spec(self, info_spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """For subclasses that declare infos of their own, once the spaces are known."""
+        """Called when the spaces are known, for subclasses that declare more infos."""
         return info_spec
 
     def _create_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> StepSegment:
@@ -310,8 +310,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those of ``options["reset_mask"]``. An integer ``seed`` is the seed of the first
-        environment, and each next one gets one more."""
+        """Reset all environments, or those of ``options["reset_mask"]``. An integer ``seed`` seeds environment ``i``
+        with ``seed + i``."""
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 

@@ -196,7 +196,7 @@ class Supervisor:
         return ready
 
     def wait_until_ready(self, count: int, deadline: float | None) -> NDArray[np.int64]:
-        """Wait until ``count`` of the sent environments are done; returns all that are."""
+        """Wait until at least ``count`` of the sent environments are done; returns all that are done."""
         while True:
             arrived = self._quorum.arrived
             ready = self.ready_envs()
@@ -431,6 +431,6 @@ class Supervisor:
         if not self._restart_window.record():
             self.broken = (
                 f"{self._restart_window.recent} restarts within {self._restart_window.seconds:g} s are more than "
-                f"max_restarts={self._restart_window.max_restarts}; mend the cause or allow more. The last: {cause}"
+                f"max_restarts={self._restart_window.max_restarts}; fix the cause or allow more. The last: {cause}"
             )
             raise RestartLimit(self.broken) from death

@@ -1,7 +1,7 @@
 """The worker process: it builds a range of the environments and steps them when the parent issues a command.
 
 One thread builds, steps and closes every environment. The loop ends with the command ``COMMAND_CLOSE`` or with the
-parent: a worker whose parent dies is gone within a second, whatever its environments do.
+parent: a worker whose parent dies ends within a second, even if an environment hangs.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Worker:
                     raise step.raised  # so that the traceback shows this one too if the new environment fails
                 elif step.pending_truncation:
                     self._truncate(index, *self.pending_truncations[index])
-                elif step.needs_reset:  # a mistake of the caller: restarting the environment would not mend it
+                elif step.needs_reset:  # a mistake of the caller: a restart would not help
                     self.failures.append(self._failure(episode_ended(self.first_env + index), index))
                 else:
                     self._store_step(index, None)
@@ -321,8 +321,8 @@ class Worker:
         return Failure.from_exception(error, self.worker, self.first_env + index, int(self.progress[PROGRESS_STEPS]))
 
     def _replace_env(self, index: int, failure: Failure, reset: dict[str, Any] | None) -> None:
-        """Build a new environment in the place of one that raised; its episode ends as truncated."""
-        with contextlib.suppress(Exception):  # it is broken: an exception of its close() says nothing new
+        """Replace an environment that raised by a new one; its episode ends as truncated."""
+        with contextlib.suppress(Exception):  # it has failed already: an error in its close() adds nothing
             self.envs[index].close()
         self.envs[index] = self.env_fns[index]()
         cause = f"{failure.type_name}: {failure.text}"
@@ -429,7 +429,7 @@ class Worker:
             self.channel.post(message)
 
     def _pack_message(self, result: Any = None) -> bytes | None:
-        """Pickle all that the parent has to know about the command beside the rows; None if there is nothing."""
+        """Pickle what the parent has to know about the command besides the rows; None if there is nothing."""
         infos = self.step_loop.take_infos()
         if not (self.restart_causes or self.failures or self.observations or result is not None):
             if not infos:

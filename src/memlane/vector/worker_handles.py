@@ -40,7 +40,7 @@ _QUIET_SECONDS = 3.0
 
 
 class WorkerPeer(Peer):
-    """A worker process to watch during a wait; its death is a ``WorkerDied`` with all that is known about it."""
+    """A worker process to watch during a wait. If it dies, the wait raises ``WorkerDied`` with all that is known."""
 
     __slots__ = ("handle",)
 
@@ -73,7 +73,7 @@ class WorkerHandle:
     peer: WorkerPeer = field(init=False)
     channel: Channel = field(init=False)
     steps: StepSegment | None = None
-    """The step segment, from ``bind`` until the process is gone."""
+    """The step segment, from ``bind`` until the process has ended."""
     messages_read: int = 0
     """Messages of the current process that the parent has read."""
     kill_reason: str | None = None

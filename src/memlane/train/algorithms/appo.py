@@ -343,7 +343,7 @@ def ppo_losses(
     entropy: Tensor,
     clip_coef: float,
 ) -> dict[str, Tensor]:
-    """PPO's losses over transitions; ``old_log_probs`` are those of the policy that collected."""
+    """PPO's losses over transitions; ``old_log_probs`` are those of the policy that collected them."""
     log_ratios = log_probs - old_log_probs
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)

@@ -33,7 +33,7 @@ class Learner(ABC):
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
-        """Copy networks, optimisers and whatever else is learned."""
+        """Copy everything that is learned: networks, optimisers and so on."""
 
     @abstractmethod
     def restore(self, checkpoint: Mapping[str, Any]) -> None: ...
@@ -116,7 +116,7 @@ class Algorithm(AsyncRunner):
         num_envs = self.num_envs
 
         def make(worker: int) -> Any:
-            if worker < 0:  # to look at the spaces
+            if worker < 0:  # to read the spaces
                 return make_envs(env, 1, backend, settings=settings)
             return make_envs(env, num_envs, backend, env_workers=env_workers, settings=settings)
 

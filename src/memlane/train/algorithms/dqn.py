@@ -1,7 +1,7 @@
 """DQN: deep Q-learning for discrete actions (Mnih et al., 2015).
 
 Double (van Hasselt et al., 2016), dueling (Wang et al., 2016), n-step and prioritised (Schaul et al., 2016) are one
-setting each: together they are most of what Rainbow gains.
+setting each: four of the six extensions that Rainbow combines.
 """
 
 from __future__ import annotations
