@@ -266,7 +266,7 @@ WRONG = {
     "an environment that is not there": ["Nowhere-v1"],
     "a setting that is not there": ["CartPole-v1", "--set", "learning_rat=1"],
     "a setting of another kind": ["CartPole-v1", "--set", "update_epochs=many"],
-    "a setting with an option of its own": ["CartPole-v1", "--set", "max_lag=2"],
+    "an option as a setting": ["CartPole-v1", "--set", "max_lag=2"],
     "a setting without a value": ["CartPole-v1", "--set", "update_epochs"],
     "a choice that is none": ["CartPole-v1", "--set", "lr_schedule=quadratic"],
     "no environments": ["CartPole-v1", "--num-envs", "0"],

@@ -420,15 +420,15 @@ class StepLoop:
     def next_exception(self) -> ExceptionalStep | None:
         """Run the step up to the next exceptional one. None: all environments are stepped."""
     def complete_sent(self) -> None:
-        """The environment that `step_sent` stepped last is done."""
+        """Mark the environment that `step_sent` stepped last as done."""
     def step_sent(self) -> bool:
-        """Step the environments whose step was requested; False at one that Python has to finish."""
+        """Step the environments whose step was requested. False: Python has to finish the step of one of them."""
     def finish(self, arrivals: int) -> None:
-        """Finish the command; so many environments arrive at the quorum."""
+        """Finish the command; this many environments arrive at the quorum."""
     def mark_running(self, index: int) -> None:
         """The episode continues: the next step steps the environment."""
     def mark_needs_reset(self, index: int) -> None:
-        """The episode has ended: the next step is a reset, or exceptional without autoreset."""
+        """The episode has ended: the next step is a reset with autoreset, otherwise exceptional."""
     def mark_pending_truncation(self, index: int) -> None:
         """The environment was restarted: its next step is exceptional."""
     def add_info(self, index: int, info: dict[str, Any]) -> None:

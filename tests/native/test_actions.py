@@ -174,12 +174,12 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
 GOOD = {"push": [[0, 0]] * 3, "levers": [[0, 0]] * 3, "gear": [1] * 3}
 REFUSED |= {
     "not a dict": ("mixed", [0, 0, 0], "expected a dict with the keys .*'push'.*found"),
-    "a field out of its bounds": ("mixed", {**GOOD, "gear": [9] * 3}, "'gear'.*expected 1 to 5, found 9"),
+    "a field out of its bounds": ("mixed", {**GOOD, "gear": [9] * 3}, "'action.gear'.*expected 1 to 5, found 9"),
     "without a field": ("mixed", {"push": GOOD["push"], "levers": GOOD["levers"]}, "expected the keys.*'gear'"),
     "a field too many": ("mixed", {**GOOD, "brake": [0] * 3}, "expected the keys.*'brake'"),
     "fields of different lengths": ("mixed", {**GOOD, "gear": [1, 1]}, "expected .*the same number of values.*found"),
     "all fields too short": ("mixed", {name: one[:2] for name, one in GOOD.items()}, "3 environments, found 2"),
-    "a field of another shape": ("mixed", {**GOOD, "push": [[0, 0, 0]] * 3}, r"'push'.*found \(3, 3\)"),
+    "a field of another shape": ("mixed", {**GOOD, "push": [[0, 0, 0]] * 3}, r"'action.push'.*found \(3, 3\)"),
 }
 
 

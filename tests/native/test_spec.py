@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from memlane import _native
 from memlane.core import MemlaneError
-from memlane.native import NativeVectorEnv, Spec, SpecError, built_in_names
+from memlane.native import NativeEnv, NativeVectorEnv, Spec, SpecError, built_in_names, load, make
 from memlane.native.lowlevel import CEnvs, CField, CSetting, CSpec, built_in, open_library
+from memlane.native.spec import _RESERVED_SETTINGS
+from memlane.testing import check_env
 from tests.support.native_envs import gcc
 
 MIRRORS = {"memlane_spec": CSpec, "memlane_field": CField, "memlane_setting": CSetting, "memlane_envs": CEnvs}
@@ -401,10 +404,17 @@ def test_two_settings_of_one_name_are_named(declare: Declare) -> None:
     refused(declare, "wind", settings=('.name = "wind", .high = 1',) * 2)
 
 
-@pytest.mark.parametrize("name", ["copy", "num_threads", "max_episode_steps"])
+@pytest.mark.parametrize("name", ["copy", "num_threads", "max_episode_steps", "seed", "steps"])
 def test_a_setting_with_the_name_of_an_argument_is_named(name: str, declare: Declare) -> None:
-    """The value would be passed to that argument of ``NativeVectorEnv`` instead."""
+    """The value would be passed to that argument of ``NativeVectorEnv`` or ``check_env`` instead."""
     refused(declare, name, settings=(f'.name = "{name}", .high = 1',))
+
+
+def test_every_argument_beside_which_settings_are_passed_is_reserved() -> None:
+    functions = (make, load, NativeVectorEnv.__init__, NativeEnv.__init__, check_env)
+    parameters = [parameter for function in functions for parameter in signature(function).parameters.values()]
+    names = {parameter.name for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD}
+    assert names == _RESERVED_SETTINGS
 
 
 # --------------------------------------------------------------------------------------- settings that are given

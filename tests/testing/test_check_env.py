@@ -312,7 +312,7 @@ def test_a_failure_says_what_was_expected_what_came_where_and_what_to_do(tmp_pat
         "  found     2.0\n"
         "  where     in step(0, 8), environment 4, step 2, field rewards\n"
         "  fix       correct the reward, or declare its range in reward_low and reward_high\n\n"
-        "past_end: not checked, it does not declare steps_past_end"
+        "past_end: not checked, because the environment does not declare steps_past_end"
     )
 
 
@@ -330,7 +330,7 @@ def test_a_function_that_does_not_return_is_named(tmp_path: Path) -> None:
 def test_what_builds_on_a_broken_rule_is_not_checked(tmp_path: Path) -> None:
     error = broken(tmp_path, (STEP, "shared += 1; envs->rewards[i] = -fmod(shared, 1000) / 1000;"))
     assert error.rules == ("determinism",)
-    assert error.report.skipped["threads"] == "because it depends on the rule determinism"
+    assert error.report.skipped["threads"] == "because it depends on the rule determinism, which is violated"
 
 
 def test_settings_are_handed_on(tmp_path: Path) -> None:

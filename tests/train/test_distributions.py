@@ -179,5 +179,5 @@ def test_the_deviation_of_gaussian_actions_is_learned() -> None:
 
 
 def test_other_spaces_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="Discrete, MultiDiscrete and Box actions, found Dict"):
+    with pytest.raises(TypeError, match="actions must be Discrete, MultiDiscrete or Box, found Dict"):
         make_distribution(Dict({"a": Discrete(2)}))

@@ -166,7 +166,7 @@ def test_other_arrays_are_not_taken_for_images(space: Any) -> None:
 
 
 def test_other_spaces_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="Box and Discrete observations and dicts of them, found MultiBinary"):
+    with pytest.raises(TypeError, match="observations must be Box, Discrete or a Dict of them, found MultiBinary"):
         Encoder(MultiBinary(3), normalize=True)
 
 

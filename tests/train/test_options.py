@@ -138,7 +138,7 @@ def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
     with pytest.raises(TypeError) as caught:
         check_settings(memlane.train.APPOConfig, {"gamma": 1, "seed": 1, "n_steps": 8, "n_epochs": 2, "num_envs": 3})
     assert str(caught.value).startswith(
-        "unknown rl_cfg keys: 'n_epochs' (did you mean 'update_epochs'?), 'n_steps' (did you mean 'num_steps'?), "
+        "unknown settings: 'n_epochs' (did you mean 'update_epochs'?), 'n_steps' (did you mean 'num_steps'?), "
         "'num_envs' (did you mean the option num_envs, --num-envs of the command?); known are clip_coef, "
     )
 
@@ -155,9 +155,9 @@ def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
         ({"env": "CartPol-v1"}, "unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         ({"env": "Brick-v0"}, "unknown environment 'Brick-v0'; did you mean 'Bricks-v0'?"),
-        ({"config": {"n_steps": 3}}, "unknown rl_cfg keys: 'n_steps' (did you mean 'num_steps'?)"),
-        ({"config": {"net_arch": (3,)}}, "unknown rl_cfg keys: 'net_arch' (did you mean 'network.hidden'?)"),
-        ({"config": {"network.lstm": 3}}, "unknown rl_cfg keys: 'network.lstm' (write 'network': {'lstm': ...})"),
+        ({"config": {"n_steps": 3}}, "unknown settings: 'n_steps' (did you mean 'num_steps'?)"),
+        ({"config": {"net_arch": (3,)}}, "unknown settings: 'net_arch' (did you mean 'network.hidden'?)"),
+        ({"config": {"network.lstm": 3}}, "unknown settings: 'network.lstm' (write 'network': {'lstm': ...})"),
         ({"config": {"network": {"hiden": (3,)}}}, "unknown network settings: 'hiden' (did you mean 'hidden'?)"),
         (
             {"config": {"lr_schedule": "liner"}},

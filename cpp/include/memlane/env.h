@@ -53,7 +53,7 @@ typedef struct memlane_field {
 
 /* A number that users may set when they create environments: memlane.native.load(..., gravity=3.7) */
 typedef struct memlane_setting {
-    const char *name;
+    const char *name; /* not that of an argument of make, load or check_env, such as num_envs or seed */
     double value; /* the default */
     double low, high;
 } memlane_setting;
@@ -93,7 +93,7 @@ typedef struct memlane_spec {
     int32_t num_agents;        /* 0 or 1: an ordinary environment */
     int32_t max_episode_steps; /* 0: no limit */
     uint64_t state_bytes;      /* bytes of state per environment; zeros before `init` */
-    double reward_low, reward_high;
+    double reward_low, reward_high; /* bounds of every reward */
     int32_t render_width, render_height; /* pixels; 0: no render function */
     int32_t steps_past_end;    /* 1: `step` may also be called for an environment whose episode has ended. It must draw no
                                   random number then, and its results are discarded. The host need not split its ranges

@@ -29,8 +29,8 @@ namespace progress {
 enum : std::size_t {
     current_env,       // index within the worker of the environment that the current command has reached
     steps,             // environment steps since the worker started
-    messages_sent,     // messages to the parent
-    commands_finished, // commands
+    messages_sent,     // messages that the worker has sent to the parent
+    commands_finished, // commands that the worker has finished
 };
 }
 

@@ -1,8 +1,8 @@
-// StepLoop: a worker's side of a step. It waits for commands and steps the environments without Python code of its own, as
+// StepLoop: a worker's side of a step. It waits for commands and steps the environments, with no Python code but theirs, as
 // long as no environment raises and every returned value fits its row as it is. Every other step is exceptional and is
 // handed to Python, one environment at a time. A step of 64 no-op environments takes 25 us in two workers, where a loop in
-// Python took 52; and 480 us in 64 workers, where it took 810: many processes on two cores find cold caches, and pay for all
-// that they touch.
+// Python took 52; and 480 us in 64 workers, where it took 810: with many processes on two cores the caches are cold, and every
+// object that a step touches costs.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ namespace memlane {
 // What an environment's next step is.
 enum class EnvState : std::uint8_t {
     running, // a step
-    needs_reset, // its episode has ended: a reset in the place of the step where the mode says so, else exceptional
+    needs_reset, // its episode has ended: a reset instead of the step with autoreset, otherwise exceptional
     pending_truncation, // it was restarted outside of a step: always exceptional, Python truncates its episode
 };
 
@@ -46,7 +46,7 @@ class StepLoop {
     // `requested_step` and `completed_step` count the steps of each environment for `send`. `read_actions` returns the actions
     // of all environments of this worker, `read_action` the action of one. `envs` is read in every step: the worker may
     // replace its items. `first_env` is the index of the worker's first environment in the batch. `autoreset`: an environment
-    // that needs a reset is reset in the place of its next step.
+    // that needs a reset is reset instead of its next step.
     StepLoop(nb::object command, nb::object writer, nb::list quorums, nb::object requested_step, nb::object completed_step,
              nb::callable read_actions, nb::callable read_action, nb::list envs, std::int64_t first_env, bool autoreset)
         : owners_{command, writer, quorums, requested_step, completed_step}, command_(nb::cast<CommandWord *>(command)),
@@ -110,7 +110,7 @@ class StepLoop {
         return true;
     }
 
-    // The environment that `step_sent` stepped last is done.
+    // Marks the environment that `step_sent` stepped last as done.
     void complete_sent() {
         const auto env = first_env_ + static_cast<std::int64_t>(end_) - 1;
         // PAIR publish/see, partner: the parent's load of `completed_step`. The rows are written before it.
@@ -134,7 +134,7 @@ class StepLoop {
     void finish(std::int64_t arrivals) {
         writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(writer_->num_envs),
                                                              std::memory_order_relaxed);
-        // From this the parent learns which worker is late; that the rows are written it learns from the quorum.
+        // This word shows the parent which worker is late. That the rows are written, it learns from the quorum.
         writer_->progress_words[progress::commands_finished].store(last_command_ - first_command_,
                                                                    std::memory_order_relaxed);
         if (arrivals > 0)
@@ -189,7 +189,7 @@ class StepLoop {
         return result.is_valid() && write(std::move(result));
     }
 
-    // In the place of a step. False without any call if Python has to decide what the step is.
+    // Resets instead of a step. False without any call if Python has to decide what the step is.
     [[gnu::noinline]] bool reset() {
         static PyObject *const name = PyUnicode_InternFromString("reset");
         if (!autoreset_ || states_[index_] == EnvState::pending_truncation)
@@ -204,7 +204,8 @@ class StepLoop {
         if (!pair.is_valid())
             return false;
         if (PyTuple_GET_SIZE(pair.ptr()) != 2) {
-            PyErr_SetString(PyExc_ValueError, "reset() must return an observation and an info");
+            PyErr_Format(PyExc_ValueError, "reset() must return observation, info, found %zd values",
+                         PyTuple_GET_SIZE(pair.ptr()));
             keep_error(nullptr);
             return false;
         }
@@ -257,7 +258,7 @@ class StepLoop {
         return true;
     }
 
-    // 1 or 0; -1 for an object that has no truth value, such as an array of two flags.
+    // 1 or 0, or -1 for an object that has no truth value, such as an array of two flags.
     static int truth(PyObject *flag) {
         const int is_true = PyObject_IsTrue(flag);
         if (is_true < 0)

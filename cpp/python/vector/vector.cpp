@@ -102,14 +102,14 @@ void bind_vector(nb::module_ &m) {
         .def("start", &StepLoop::start, "actions"_a, "Start a step of all environments; `next_exception` runs it.")
         .def("next_exception", &StepLoop::next_exception,
              "Run the step up to the next exceptional one. None: all environments are stepped.")
-        .def("complete_sent", &StepLoop::complete_sent, "The environment that `step_sent` stepped last is done.")
+        .def("complete_sent", &StepLoop::complete_sent, "Mark the environment that `step_sent` stepped last as done.")
         .def("step_sent", &StepLoop::step_sent,
              "Step the environments whose step was requested; False at one that Python has to finish.")
         .def("finish", &StepLoop::finish, "arrivals"_a, "Finish the command; so many environments arrive at the quorum.")
         .def("mark_running", &StepLoop::mark_running, "index"_a,
              "The episode continues: the next step steps the environment.")
         .def("mark_needs_reset", &StepLoop::mark_needs_reset, "index"_a,
-             "The episode has ended: the next step is a reset, or exceptional without autoreset.")
+             "The episode has ended: the next step is a reset with autoreset, otherwise exceptional.")
         .def("mark_pending_truncation", &StepLoop::mark_pending_truncation, "index"_a,
              "The environment was restarted: its next step is exceptional.")
         .def("add_info", &StepLoop::add_info, "index"_a, "info"_a, "Add an environment's info to those of this command.")

@@ -41,7 +41,7 @@ _DEBUG = ["-Og", "-g", "-fsanitize=undefined", "-fno-omit-frame-pointer"]
 _CPP_FLAGS = ["-std=c++20", "-Wno-missing-field-initializers"]
 
 _SECONDS_TO_LOAD = 60.0
-"""Time limit for reading the spec, far above the import time of memlane: a constructor that hangs must not hang us."""
+"""Time limit for reading the spec, far above the import time of memlane, so that a constructor cannot hang a build."""
 _INVALID_SPEC = 3
 """Exit code of the process that reads the spec, after it wrote a SpecError to stderr. Python itself uses 0, 1 and 2."""
 _LOADER = f"""

@@ -75,6 +75,8 @@ class NativeEnv(Env[Any, Any]):
             if isinstance(self.action_space, Dict)
             else np.asarray(action)[None]
         )
+        if self._envs._ended[0]:
+            raise AssertionError("the episode has ended: call reset() before the next step")
         observations, rewards, terminated, truncated, infos = self._envs.step(batch)
         ended = bool(terminated[0]), bool(truncated[0])
         return _first_row(observations), float(rewards[0]), *ended, _first_infos(infos)

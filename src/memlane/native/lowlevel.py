@@ -7,6 +7,17 @@ For tools that inspect environments, and for ``NativeEnv(open_library(path))``. 
 from __future__ import annotations
 
 from memlane.native.library import built_in, open_library
-from memlane.native.spec import CEnvs, CField, CSetting, CSpec, Field, Setting, read_spec
+from memlane.native.spec import CEnvs, CField, CSetting, CSpec, Field, Setting, read_spec, space_bounds
 
-__all__ = ["CEnvs", "CField", "CSetting", "CSpec", "Field", "Setting", "built_in", "open_library", "read_spec"]
+__all__ = [
+    "CEnvs",
+    "CField",
+    "CSetting",
+    "CSpec",
+    "Field",
+    "Setting",
+    "built_in",
+    "open_library",
+    "read_spec",
+    "space_bounds",
+]

@@ -37,6 +37,7 @@ from memlane.native.spec import (
     Spec,
     SpecError,
     read_spec,
+    space_bounds,
 )
 
 __all__ = ["choice", "numba_env", "random_bits", "uniform"]
@@ -162,7 +163,7 @@ class _Fields:
 
     part: str
     names: tuple[str, ...]
-    spaces: tuple[Space[Any], ...]
+    spaces: tuple[Any, ...]
 
     @classmethod
     def of(cls, part: str, space: Any, where: str) -> _Fields:
@@ -204,22 +205,14 @@ def _c_fields(fields: _Fields, arrays: list[Any]) -> Any:
         shape = space.shape or ()
         member.num_dims = len(shape)
         member.shape[: len(shape)] = shape
-        low, high = _bounds(space)
+        # As arrays of doubles that own their memory: the C struct points to it.
+        low, high = (np.array(bound, np.float64, ndmin=1) for bound in space_bounds(space))
         member.low, member.high = float(low.min()), float(high.max())
         if len(np.unique(low)) > 1 or len(np.unique(high)) > 1:
             member.lows, member.highs = (bound.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for bound in (low, high))
             arrays += [low, high]
     arrays.append(array)
     return array
-
-
-def _bounds(space: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    if isinstance(space, Box):
-        low, high = space.low, space.high
-    else:
-        count = space.n if isinstance(space, Discrete) else space.nvec
-        low, high = space.start, space.start + count - 1
-    return tuple(np.array(bound, np.float64, ndmin=1) for bound in (low, high))  # type: ignore[return-value]
 
 
 def _state_dtype(state: Any, where: str) -> np.dtype[Any]:
@@ -316,7 +309,7 @@ def numba_env(
             if (python := vars(functions).get(function)) is not None:
                 compiled[function] = compiler.compile(function, python)
             elif function != "render":
-                raise SpecError(f"{where}: the class {functions.__name__} has no function {function!r}")
+                raise SpecError(f"{where}: the class {functions.__name__} has no function {function!r}; define it")
         for key, value in vars(functions).items():
             if isinstance(value, FunctionType) and key not in _ARGUMENTS:
                 raise SpecError(

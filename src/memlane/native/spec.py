@@ -27,9 +27,11 @@ MAX_DIMS = 4
 _RESERVED_INFOS = {"alive", "final_obs", "final_info"}
 """Infos that the host adds."""
 _RESERVED_SETTINGS = {
-    "autoreset_mode", "copy", "max_episode_steps", "name", "num_envs", "num_threads", "path", "render_mode", "spec",
+    "autoreset_mode", "copy", "env", "isolated", "max_episode_steps", "name", "num_envs", "num_threads", "path",
+    "render_mode", "seed", "self", "spec", "steps", "timeout",
 }  # fmt: skip
-"""Arguments of the functions that also accept settings as keyword arguments."""
+"""Arguments of the functions that also accept settings as keyword arguments: ``make``, ``load``, ``NativeVectorEnv``,
+``NativeEnv`` and ``memlane.testing.check_env``."""
 
 
 class SpecError(MemlaneError, ValueError):
@@ -113,7 +115,7 @@ class Field:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    space: Space[Any]
+    space: Box | Discrete[Any] | MultiDiscrete[Any]
 
 
 @dataclass(frozen=True)
@@ -288,8 +290,9 @@ def _field(raw: CField, where: str) -> Field:
         if not (np.abs(bound) <= 2**53).all() or (bound != np.trunc(bound)).any():
             raise SpecError(f"{where}: a discrete field needs bounds that are finite integers, found {low} to {high}")
     first, count = low.astype(np.int64), (high - low + 1).astype(np.int64)
-    space: Space[Any] = MultiDiscrete(count, start=first) if shape else Discrete(int(count), start=int(first))
-    return Field(name, dtype, shape, space)
+    if shape:
+        return Field(name, dtype, shape, MultiDiscrete(count, start=first))
+    return Field(name, dtype, shape, Discrete(int(count), start=int(first)))
 
 
 def _cast(dtype: np.dtype[Any], bounds: NDArray[np.float64], where: str) -> NDArray[Any]:
@@ -327,13 +330,23 @@ def _settings(raw: CSpec, where: str) -> tuple[Setting, ...]:
                 f"{where}: the value of setting {name!r} must be from {setting.low} to {setting.high}, found "
                 f"{setting.value}"
             )
-        if name in _RESERVED_SETTINGS or name in {other.name for other in settings}:
+        if name in _RESERVED_SETTINGS:
             raise SpecError(
-                f"{where}: the name of setting {name!r} is already in use; names must be unique and none of "
-                f"{sorted(_RESERVED_SETTINGS)}"
+                f"{where}: setting {name!r} has the name of an argument of memlane, and could not be passed beside it; "
+                f"rename it (reserved: {', '.join(sorted(_RESERVED_SETTINGS))})"
             )
+        if name in {other.name for other in settings}:
+            raise SpecError(f"{where}: two settings are called {name!r}; names must be unique")
         settings.append(setting)
     return tuple(settings)
+
+
+def space_bounds(space: Box | Discrete[Any] | MultiDiscrete[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The smallest and the largest value of each element of a space, both included."""
+    if isinstance(space, Box):
+        return space.low, space.high
+    count = space.n if isinstance(space, Discrete) else space.nvec
+    return np.asarray(space.start), np.asarray(space.start + count - 1)
 
 
 def _text(raw: bytes | None, what: str) -> str:

@@ -10,7 +10,7 @@ import operator
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
@@ -25,7 +25,8 @@ from memlane.core.lease import debug_mode
 from memlane.core.suggestions import did_you_mean
 from memlane.native.spec import Field, Spec
 from memlane.spaces.paths import ROOT_NAME, escape_key
-from memlane.vector.arguments import env_ids_of, reset_mask_of, seeds_of
+from memlane.vector.arguments import env_ids_of, require_choice, reset_mask_of, seeds_of
+from memlane.vector.errors import episode_ended
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
 
@@ -86,14 +87,18 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> None:
         """Create ``num_envs`` environments (with several agents: games).
 
-        ``num_threads``: threads per step; None chooses from the measured duration of a step. ``max_episode_steps``:
-        None uses the limit of the spec, 0 means no limit. ``settings``: values for settings that the spec declares."""
+        ``num_threads``: threads per step; None chooses from the measured duration of a step. ``copy``: return copies
+        instead of views. ``autoreset_mode``: when ended episodes are reset: "NextStep", "SameStep" or "Disabled".
+        ``max_episode_steps``: None uses the limit of the spec, 0 means no limit. ``render_mode``: None or "rgb_array".
+        ``settings``: values for settings that the spec declares."""
         num_envs = check_int("num_envs", num_envs, 1)
         threads = 0 if num_threads is None else check_int("num_threads", num_threads, 1, "None (automatic) or ")
         limit = spec.max_episode_steps
         if max_episode_steps is not None:
             limit = check_int("max_episode_steps", max_episode_steps, 0, "None (the spec's limit), 0 (no limit) or ")
         check_render_mode(spec, render_mode)
+        if not isinstance(autoreset_mode, AutoresetMode):
+            require_choice("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         self.native_spec = spec
         self.num_games, self.num_agents = num_envs, spec.num_agents
         self.num_envs = self.num_games * spec.num_agents
@@ -260,14 +265,8 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             self._actions.store_batch(0, content)
             status = self._host.step_stored()
         if status == _NEEDS_RESET:
-            self._raise_ended(int(np.flatnonzero(self._ended)[0]))
+            raise episode_ended(int(np.flatnonzero(self._ended)[0]))
         return status
-
-    def _raise_ended(self, env: int) -> NoReturn:
-        raise AssertionError(
-            f"environment {env} has ended; with AutoresetMode.DISABLED the caller must reset it before it is stepped "
-            "again: reset(options={'reset_mask': mask})"
-        )
 
     def _check_ready(self, caller: str) -> None:
         """Raise if the method ``caller`` cannot be called now."""
@@ -352,7 +351,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         if not len(ids):
             return
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended[ids].any():
-            self._raise_ended(int(ids[np.flatnonzero(self._ended[ids])[0]]))
+            raise episode_ended(int(ids[np.flatnonzero(self._ended[ids])[0]]))
         assert self._actions is not None
         count, content = self._actions.convert_batch(actions)
         if count != len(ids):
@@ -374,7 +373,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait until at least ``min_envs`` steps started by ``send`` are complete, and return all complete ones.
 
         The result is that of ``step`` followed by the environment ids, in ascending order; all arrays are copies.
-        Raises ``WaitTimeout`` after ``timeout`` seconds (None: no limit)."""
+        Raises ``WaitTimeout`` after ``timeout`` seconds (None: no limit); the steps stay pending: call it again."""
         if self.closed:
             self._check_ready("recv")
         if not self._in_flight or self._forget_parent():
@@ -382,7 +381,8 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         ready = self._host.receive(min(max(min_envs, 1), len(self._in_flight)), timeout)
         if ready is None:
             raise WaitTimeout(
-                f"waited {timeout:g} s for {min_envs} of {len(self._in_flight)} environments with pending actions"
+                f"waited {timeout:g} s for {min_envs} of {len(self._in_flight)} environments with pending actions; "
+                "they stay pending: call `recv` again"
             )
         self._in_flight.difference_update(ready)
         ids = np.array(ready, np.int64)

@@ -130,8 +130,11 @@ class _CheckRun:
         if (reason := check.not_applicable(self._spec)) is not None:
             return reason
         violated = {failure.rule for failure in self.failures}
-        missing = [rule for rule in check.depends_on if rule in violated or rule in self.skipped]
-        return f"because it depends on the rule {missing[0]}" if missing else None
+        for rule in check.depends_on:
+            if rule in violated or rule in self.skipped:
+                state = "is violated" if rule in violated else "was not checked"
+                return f"because it depends on the rule {rule}, which {state}"
+        return None
 
     # ------------------------------------------------------------------------------------------------------ in a child
 
@@ -159,11 +162,17 @@ class _CheckRun:
             while receiver.poll(timeout):
                 event = receiver.recv()
                 if isinstance(event, str):
-                    raise RuntimeError(f"the check itself failed, which is a bug of memlane, not of the env:\n{event}")
+                    raise RuntimeError(
+                        f"the check itself failed, which is a bug in memlane, not in the environment:\n{event}"
+                    )
                 if event is None:
                     return True
                 self.record(event)
-            self._record_crash(page, f"no return within {timeout:g} s", "look for an endless loop")
+            self._record_crash(
+                page,
+                f"no return within {timeout:g} s",
+                "look for an endless loop, or allow more time: check_env(..., timeout=)",
+            )
         except EOFError:
             child.join()
             fix = "run check_env(..., isolated=False) in a debugger, or build with -fsanitize=address"

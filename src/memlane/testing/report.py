@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 RULES = {
-    "init": "init accepts the settings, the default values above all",
+    "init": "init accepts the settings, at least their default values",
     "no_crash": "every function returns without a crash",
     "buffer_bounds": "no function writes outside the buffers",
     "read_only": "no function writes to its inputs (actions, settings, steps; alive in step)",

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.native import Spec
-from memlane.native.lowlevel import CSpec, Field
+from memlane.native.lowlevel import CSpec, Field, space_bounds
 from memlane.testing.harness import FailureLog, GuardedBuffer, Harness, InitRejected, bits
 from memlane.testing.report import Failure
 from memlane.testing.trajectories import (
@@ -182,12 +181,7 @@ def _out_of_bounds(field: Field, rows: NDArray[Any]) -> tuple[int, str, str] | N
     """The first row with an invalid value, a description of the valid values, and the invalid value."""
     if field.dtype == np.bool_:
         return None
-    if isinstance(field.space, Box):
-        low, high = field.space.low, field.space.high
-    elif isinstance(field.space, Discrete):
-        low, high = np.asarray(field.space.start), np.asarray(field.space.start + field.space.n - 1)
-    else:
-        low, high = field.space.start, field.space.start + field.space.nvec - 1  # type: ignore[attr-defined]
+    low, high = space_bounds(field.space)
     # "Not inside" rather than "outside": NaN is neither.
     wrong = ~((rows >= low) & (rows <= high))
     if field.dtype.kind == "f":
@@ -493,11 +487,12 @@ class Check:
 
 
 def _no_render(spec: Spec) -> str | None:
-    return None if spec.render_size else "it has no render function"
+    return None if spec.render_size else "because the environment has no render function"
 
 
 def _no_steps_past_end(spec: Spec) -> str | None:
-    return None if CSpec.from_address(spec.address).steps_past_end else "it does not declare steps_past_end"
+    declared = CSpec.from_address(spec.address).steps_past_end
+    return None if declared else "because the environment does not declare steps_past_end"
 
 
 _EACH_CALL = (

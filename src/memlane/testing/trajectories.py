@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.native import Spec
-from memlane.native.lowlevel import Field
+from memlane.native.lowlevel import Field, space_bounds
 from memlane.testing.harness import Harness, bits
 
 NO_LIMIT = np.iinfo(np.int32).max
@@ -34,15 +33,11 @@ def random_actions(spec: Spec, num_envs: int, steps: int, seed: int) -> Actions:
 
 
 def _random_values(field: Field, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    space, shape = field.space, (*shape, *field.shape)
-    if isinstance(space, Discrete):
-        return rng.integers(int(space.start), int(space.start + space.n), shape, np.int64)
-    if isinstance(space, MultiDiscrete):
-        return rng.integers(space.start, space.start + space.nvec, shape, np.int64)
-    assert isinstance(space, Box)
+    shape = *shape, *field.shape
+    low, high = space_bounds(field.space)
     if field.dtype.kind != "f":
-        return rng.integers(space.low, space.high, shape, field.dtype.type, endpoint=True)
-    low, high = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
+        return rng.integers(low, high, shape, field.dtype.type, endpoint=True)
+    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     drawn = rng.normal(size=shape)
     bounded = np.isfinite(low) & np.isfinite(high)
     with np.errstate(all="ignore"):  # results with infinite bounds are not used

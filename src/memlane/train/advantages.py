@@ -42,8 +42,8 @@ def v_trace(
     """V-trace (Espeholt et al., 2018) for rollouts of an older policy: advantages and value targets.
 
     ``log_ratios`` are the log-probabilities of the actions under the current policy minus those under the policy that
-    collected. With ratios of 1 the result is GAE's. The advantages are not multiplied by the ratios: PPO's loss does
-    that."""
+    collected them. With ratios of 1 the result is GAE's. The advantages are not multiplied by the ratios: PPO's loss
+    does that."""
     ratios = log_ratios.exp()
     rhos, cs = ratios.clamp(max=rho_bar), gae_lambda * ratios.clamp(max=c_bar)
     continues = (~dones).float()

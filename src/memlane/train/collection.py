@@ -109,7 +109,7 @@ def episode_fields(num_steps: int, num_envs: int) -> dict[str, FieldSpec]:
 
 
 def clear_episode_stats(slot: Slot) -> EpisodeStats:
-    """Mark a slot as one in which no episode ended, and return its statistics to be filled."""
+    """Mark that no episode has ended in a slot, and return its arrays of episode statistics."""
     stats = slot["episode_returns"], slot["episode_lengths"]
     stats[0][...] = np.nan
     return stats

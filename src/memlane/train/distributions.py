@@ -144,11 +144,13 @@ class DiagGaussian(Distribution):
 
 
 def make_distribution(space: Space[Any], log_std: float = 0.0) -> Distribution:
-    """Make the distribution for an action space. ``log_std`` is the initial one of ``Box`` actions."""
+    """Make the distribution for an action space. ``log_std``: initial log standard deviation of ``Box`` actions."""
     if isinstance(space, Discrete):
         return Categorical(int(space.n), int(space.start))
     if isinstance(space, MultiDiscrete):
         return MultiCategorical(space.nvec.reshape(-1).tolist(), space.start, space.nvec.shape)
     if isinstance(space, Box):
         return DiagGaussian(space, log_std)
-    raise TypeError(f"policies have Discrete, MultiDiscrete and Box actions, found {space}")
+    raise TypeError(
+        f"actions must be Discrete, MultiDiscrete or Box, found {space}; convert them in a wrapper of the environment"
+    )

@@ -34,7 +34,7 @@ def make_envs(
         from memlane import native
 
         if not isinstance(env, str):
-            raise TypeError("native environments are made by name or from a library, not by a function")
+            raise TypeError(f"the native backend needs the name of an environment, found {env!r}; use gymnasium")
         if env.endswith(".so"):
             return native.load(env, num_envs, copy=True, **settings)
         return native.make(env.removeprefix("memlane/"), num_envs, copy=True, **settings)
@@ -60,13 +60,13 @@ def make_envs(
 def check_backend(backend: str) -> str:
     """Return ``backend``; ``ValueError`` if there is no backend of that name."""
     if backend not in get_args(Backend):
-        names = ", ".join(get_args(Backend))
-        raise ValueError(f"backend must be one of {names}, found {backend!r}{did_you_mean(backend, get_args(Backend))}")
+        names, hint = ", ".join(get_args(Backend)), did_you_mean(backend, get_args(Backend), {"gym": "gymnasium"})
+        raise ValueError(f"backend must be one of {names}, found {backend!r}{hint}")
     return backend
 
 
 def backend_for(env: str | Callable[[], Any]) -> Backend:
-    """The fastest backend that has an environment."""
+    """The fastest backend that has the environment."""
     from memlane import native
 
     if isinstance(env, str) and (env.endswith(".so") or env.removeprefix("memlane/") in native.built_in_names()):

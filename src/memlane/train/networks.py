@@ -26,10 +26,10 @@ State = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Settings of the networks."""
+    """Settings of the networks: ``network`` in the settings of an algorithm, where a dict will do."""
 
     hidden: tuple[int, ...] = (64, 64)
-    """Sizes of the hidden layers, of the policy as of the value function."""
+    """Sizes of the hidden layers; the policy and the value functions have the same."""
     lstm: int = 0
     """Size of an LSTM before the hidden layers; 0: no LSTM. APPO only."""
     normalize_observations: bool = True
@@ -211,7 +211,7 @@ def mask_state(state: State, keep: Tensor) -> State:
 
 
 def tanh_mlp(size: int, hidden: Sequence[int], outputs: int, last_gain: float) -> nn.Sequential:
-    """Tanh layers with orthogonal weights, as PPO is used to."""
+    """Tanh layers with orthogonal initial weights, as usual for PPO."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [_orthogonal_linear(size, width, math.sqrt(2)), nn.Tanh()]
@@ -220,7 +220,7 @@ def tanh_mlp(size: int, hidden: Sequence[int], outputs: int, last_gain: float) -
 
 
 def relu_mlp(size: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
-    """ReLU layers with torch's own initial weights, as SAC and DQN are used to."""
+    """ReLU layers with torch's default initial weights, as usual for SAC and DQN."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers += [nn.Linear(size, width), nn.ReLU()]
@@ -244,7 +244,10 @@ def leaf_spaces(space: Space[Any], path: str = "") -> dict[str, Space[Any]]:
         parts = [leaf_spaces(part, join_path(path, escape_key(key))) for key, part in space.spaces.items()]
         return {name: leaf for part in parts for name, leaf in part.items()}
     if not isinstance(space, Box | Discrete):
-        raise TypeError(f"policies take Box and Discrete observations and dicts of them, found {space}")
+        raise TypeError(
+            f"observations must be Box, Discrete or a Dict of them, found {space}; convert them in a wrapper, such as "
+            "gymnasium.wrappers.FlattenObservation"
+        )
     return {path or ROOT_NAME: space}
 
 

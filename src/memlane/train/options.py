@@ -28,8 +28,15 @@ class OptionError(MemlaneError, ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, on what, and for how long. Options that are None get the value of the environment's preset, unless
-    their description says otherwise."""
+    """What to train, on what, and for how long: the argument of ``train``.
+
+    Only ``env`` is required. The preset of the environment, where there is one, gives ``num_envs``, ``max_steps`` and
+    ``target`` if they are None, and the settings that are not in ``config``:
+
+        >>> resolved = resolve_options(Options("CartPole-v1", collectors=2, config={"gamma": 0.99}))
+        >>> resolved.backend, resolved.num_envs, resolved.target, resolved.config["gamma"]
+        ('native', 32, 475, 0.99)
+    """
 
     env: Any
     """Gymnasium id, name of a native environment, path of a native library, or a function that makes an environment."""
@@ -38,36 +45,38 @@ class Options:
     collectors: int = 1
     """Number of collector processes."""
     num_envs: int | None = None
-    """Environments per collector."""
+    """Environments per collector; None: from the preset."""
     backend: str | None = None
     """Implementation of the environments: ``native`` (in C) or ``gymnasium``; ``mujoco`` is the same as ``gymnasium``.
     None: ``native`` where memlane has the environment, else ``gymnasium``."""
     seed: int = 0
     """Seed of the networks, of the environments and of exploration."""
     max_steps: int | None = None
-    """Environment steps after which the training stops, counted over all collectors."""
+    """Environment steps after which the training stops, counted over all collectors; None: from the preset."""
     max_seconds: float | None = None
     """Seconds after which the training stops; None: no limit."""
     target: float | None = None
-    """Mean return of the last 100 episodes at which the training stops."""
+    """Mean return of the last 100 episodes at which the training stops; None: from the preset, if it has one."""
     run_dir: str | Path | None = None
     """Directory of the run; None: ``runs/<env>-<time>``."""
     max_lag: int = 1
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
-    """Make equal seeds give equal results. Synchronous, and so slower."""
+    """Give the same results for the same seed. Collectors and learner then take turns, which is slower."""
     save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
     """Torch device of the learner."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the algorithm and of the runner; they override the preset's."""
+    """Settings of the algorithm (``APPOConfig``, ``SACConfig``, ``DQNConfig``) and of ``AsyncRunner``; they override
+    the preset's. ``network`` may be a dict."""
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
 
 
 def resolve_options(options: Options) -> Options:
-    """Check the options and complete them: what is None, and settings that are not given, come from the preset."""
+    """Check the options and complete them: options that are None, and settings that ``config`` does not have, come from
+    the preset."""
     check_algorithm(options.algo)
     if options.collectors < 1:
         raise OptionError(f"collectors must be at least 1, found {options.collectors}")
@@ -142,7 +151,7 @@ def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
     if isinstance(network, Mapping):
         _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
     dotted = {f"network.{name}" for name in of_network}
-    _refuse_unknown("rl_cfg keys", settings.keys() - known, known, known | dotted)
+    _refuse_unknown("settings", settings.keys() - known, known, known | dotted)
 
 
 def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
@@ -303,8 +312,8 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "norm_obs": ("network.normalize_observations", "normalize_observations"), "policy_kwargs": ("network",),
     "num_threads": ("torch_threads",), "timeout": ("rollout_timeout",),
 }  # fmt: skip
-"""Settings of Stable-Baselines3, CleanRL, RLlib and rsl_rl, and memlane's; the first one that the algorithm has is
-suggested."""
+"""Settings of Stable-Baselines3, CleanRL, RLlib and rsl_rl, and their names here; the first name that the algorithm has
+is suggested."""
 
 _OPTION_SYNONYMS = {
     "total_timesteps": "max_steps", "max_timesteps": "max_steps", "n_envs": "num_envs", "num_workers": "collectors",

@@ -60,7 +60,7 @@ class Metrics:
     """Collectors that were lost or joined since the update before."""
     # ``Run.record`` fills in the rest:
     seconds: float = 0.0
-    """Seconds of training, those before a resume included."""
+    """Seconds of training, including those before a resume."""
     mean_return: float = float("nan")
     """Mean return of the last 100 episodes; nan before the first one has ended."""
     steps_per_second: float = 0.0
@@ -73,7 +73,8 @@ class Metrics:
     """Share of the collectors' busy time that environments took; the policy took the rest."""
 
     def compare(self, before: Metrics, learn_ns: int, wait_ns: int) -> None:
-        """Set the rates and shares since an earlier update; the learner was busy and waited for that long meanwhile."""
+        """Set the rates and shares since an earlier update. ``learn_ns`` and ``wait_ns``: how long the learner was busy
+        and waited since then."""
         elapsed = max(self.seconds - before.seconds, 1e-9)
         self.steps_per_second = (self.env_steps - before.env_steps) / elapsed
         self.learner_busy = learn_ns / max(learn_ns + wait_ns, 1)

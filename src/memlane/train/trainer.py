@@ -49,7 +49,7 @@ class Result:
     env_steps: int
     """Environment steps since the start of the training."""
     seconds: float
-    """Seconds of training, those before a resume included."""
+    """Seconds of training, including those before a resume."""
     mean_return: float
     """Mean return of the last 100 episodes of the training; nan if none has ended."""
     evaluation: dict[str, Any]
@@ -65,8 +65,19 @@ def train(
 ) -> Result:
     """Train until the target, a limit or Ctrl-C; then evaluate the policy and write the report.
 
+        result = train(Options("CartPole-v1", collectors=2, max_seconds=60))
+        print(result.reason, result.evaluation["mean_return"], result.run_dir / "report.html")
+
     ``on_start`` is called before the collectors start, once the options and the environment have been checked.
-    ``on_update`` is called with the metrics of each update. ``resume`` continues the run in ``options.run_dir``.
+    ``on_update`` is called with the metrics of each update, between two updates. ``resume`` continues the run in
+    ``options.run_dir`` from its last checkpoint. Options that cannot be used raise ``OptionError``.
+
+    Call it from the main thread: there the first Ctrl-C stops the training after the current update, without an
+    evaluation, and the second at once.
+
+    A collector that dies is restarted, and only its unfinished rollout is lost; ``max_restarts`` in ``options.config``
+    limits that (see ``AsyncRunner``). A collector that raises ends the training with ``CollectorError``, which has its
+    traceback. When this process dies, its collectors end with it, and ``resume`` continues from the last checkpoint.
     """
     options = resolve_options(options)
     backend, num_envs, max_steps, target = options.backend, options.num_envs, options.max_steps, options.target
@@ -74,8 +85,9 @@ def train(
     assert num_envs is not None
     assert max_steps is not None
     run_dir = Path(options.run_dir or ".")
-    checkpoint = _load_checkpoint(run_dir) if resume else None
-    if not resume and (run_dir / "metrics.csv").exists():
+    if resume:
+        _checkpoint_path(run_dir)  # an error before anything is started
+    elif (run_dir / "metrics.csv").exists():
         raise OptionError(f"{run_dir} has a run already: resume it, or choose another directory")
     rl_cfg = {
         **options.config, "seed": options.seed, "collectors": options.collectors,
@@ -101,7 +113,7 @@ def train(
             raise OptionError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
         if on_start is not None:
             on_start()
-        if checkpoint is not None:
+        if resume:
             runner.restore(run.load())
         if on_update is not None:
             run.listeners.append(on_update)
@@ -163,8 +175,12 @@ def evaluate(
     env_settings: Mapping[str, Any] | None = None,
     on_frame: Callable[[np.ndarray[Any, Any]], object] | None = None,
 ) -> dict[str, Any]:
-    """Run ``episodes`` whole episodes of a policy with deterministic actions, one per environment; return their returns
-    and lengths. ``on_frame`` is called with the rendered frames of the first one."""
+    """Run one episode in each of ``episodes`` environments with deterministic actions; return statistics of them:
+    ``episodes``, ``mean_return``, ``std_return``, ``min_return``, ``max_return``, ``mean_length`` and ``returns``.
+
+    ``policy`` comes from ``load_policy`` or is ``learner.policy`` of an algorithm; it is moved to the CPU. ``env``,
+    ``backend`` and ``env_settings`` are those of ``Options``. ``on_frame`` is called with the rendered frames of the
+    first episode."""
     settings = dict(env_settings or {})
     if on_frame is not None and backend != "native":
         settings["render_mode"] = "rgb_array"
@@ -199,7 +215,7 @@ def evaluate(
 
 
 def load_policy(run_dir: str | Path) -> Any:
-    """Load the policy of a run from its checkpoint."""
+    """Load the policy of a run from its checkpoint, for ``evaluate`` or to act with: ``policy.act``."""
     options = load_options(run_dir)
     algorithm = algorithm_for(options.algo)
     config = build_config(algorithm.Config, options.config)
@@ -207,7 +223,7 @@ def load_policy(run_dir: str | Path) -> Any:
     envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
     policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
     envs.close()
-    policy.load_state_dict(_load_checkpoint(run_dir)["policy"])
+    policy.load_state_dict(torch.load(_checkpoint_path(run_dir), weights_only=True)["policy"])
     return policy
 
 
@@ -215,12 +231,11 @@ def _render_first(envs: Any, backend: str) -> Any:
     return envs.render(0) if backend == "native" else envs.render()[0]
 
 
-def _load_checkpoint(run_dir: str | Path) -> dict[str, Any]:
+def _checkpoint_path(run_dir: str | Path) -> Path:
     path = Path(run_dir) / "checkpoint.pt"
     if not path.exists():
-        raise OptionError(f"{run_dir} has no checkpoint.pt: the run stopped before its first one")
-    checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-    return checkpoint
+        raise OptionError(f"{run_dir} has no checkpoint.pt: the run stopped before it saved one; train again")
+    return path
 
 
 def _portable_env(env: Any) -> str | None:

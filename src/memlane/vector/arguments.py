@@ -14,8 +14,7 @@ from memlane.core.suggestions import did_you_mean
 
 
 def require_choice(name: str, value: object, choices: Sequence[str], default: str = "") -> None:
-    """Raise a ``ValueError`` unless ``value`` is one of ``choices``. ``default`` describes another value that is
-    allowed."""
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``; ``default`` precedes them in the text: "None, "."""
     if value not in choices:
         raise ValueError(f"{name} must be {default}{_one_of(choices)}, found {value!r}{_hint(value, choices)}")
 
@@ -30,7 +29,7 @@ def _hint(value: object, choices: Sequence[str]) -> str:
 
 
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """One seed for each environment; an integer is the seed of the first, and each next one gets one more."""
+    """One seed for each environment; an integer ``seed`` gives environment ``i`` the seed ``seed + i``."""
     if seed is None:
         return [None] * num_envs
     if isinstance(seed, int | np.integer):
@@ -67,7 +66,7 @@ def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
 
 
 def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[Any]:
-    """The environments to send an action, checked; None is all of them. None of them may be in ``busy``."""
+    """``env_ids``, checked: the environments to send an action to, by default all. They must not be in ``busy``."""
     ids = np.arange(num_envs) if env_ids is None else np.asarray(env_ids)
     if ids.shape == (0,):
         return ids.astype(np.int64, copy=False)

@@ -78,16 +78,16 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     are always copies.
 
     **When a worker dies**, the call that waits for it ends within a second. With ``on_error="raise"`` it raises
-    ``WorkerDied``, which names the worker, its environments, the signal and the last step; every later call raises
-    ``ClosedEnvironmentError``. With ``on_error="restart"`` the worker is restarted and the call returns: the episodes
-    of its environments are truncated with reward 0, ``infos["restarted"]`` has the cause, and the other environments
-    lose nothing. The same holds for an environment that raises (restarted alone, within its worker) and for a worker
-    that hangs longer than ``step_timeout`` (killed). More than ``max_restarts`` within ``restart_window`` seconds raise
-    ``RestartLimit``. When this process dies, its workers are gone within a second.
+    ``WorkerDied``, which names the worker, its environments and the signal, and counts its steps; every later call
+    raises ``ClosedEnvironmentError``. With ``on_error="restart"`` the worker is restarted and the call returns: the
+    episodes of its environments are truncated with reward 0, ``infos["restarted"]`` has the cause, and the other
+    environments lose nothing. The same holds for an environment that raises (restarted alone, within its worker) and
+    for a worker that hangs longer than ``step_timeout`` (killed). More than ``max_restarts`` within ``restart_window``
+    seconds raise ``RestartLimit``. When this process dies, its workers end within a second.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """With a custom ``worker``, which needs Gymnasium's pipes, an instance of Gymnasium's own class."""
+        """Create an instance; with a custom ``worker``, which needs Gymnasium's pipes, one of Gymnasium's class."""
         parameters = inspect.signature(cls.__init__).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             for name in kwargs.keys() - parameters.keys():
@@ -144,10 +144,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             action_capacity: The largest actions of Graph and Sequence spaces.
             info_spec: Numeric infos that go through shared memory: key to (dtype, shape). Other infos are pickled.
             shared_assets: Arrays that all workers share read-only, as ``memlane.vector.shared_assets()``.
-            on_error: "raise", or "restart" what failed: its environments are rebuilt, reset and truncated.
+            on_error: What happens when a worker dies or an environment raises: "raise" the error, or "restart" the
+                worker or the environment and truncate the episode.
             max_restarts: Restarts that are allowed within ``restart_window``.
             restart_window: Seconds over which restarts are counted.
-            step_timeout: Seconds after which a worker that does not answer is killed and counts as dead.
+            step_timeout: Seconds after which a worker that does not answer is killed and counts as dead; None: never.
             pin_workers: Whether each worker is pinned to one core. Default: when there are as many workers as cores;
                 without it the kernel now and then runs two on one core and none on the other.
         """
@@ -256,7 +257,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 )
 
     def _complete_info_spec(self, info_spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """For subclasses that declare infos of their own, once the spaces are known."""
+        """Called when the spaces are known, for subclasses that declare more infos."""
         return info_spec
 
     def _create_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> StepSegment:
@@ -300,7 +301,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             return RegisteredColumn.create(self.single_observation_space, self.num_envs, capacity)
         except CustomSpaceError as error:
             raise ValueError(
-                "Using `AsyncVector(..., shared_memory=True)` caused an error, you can disable this feature with "
+                "Using `AsyncVectorEnv(..., shared_memory=True)` caused an error, you can disable this feature with "
                 "`shared_memory=False` however this is slower."
             ) from error
 
@@ -309,8 +310,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those of ``options["reset_mask"]``. An integer ``seed`` is the seed of the first
-        environment, and each next one gets one more."""
+        """Reset all environments, or those of ``options["reset_mask"]``. An integer ``seed`` seeds environment ``i``
+        with ``seed + i``."""
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
@@ -402,7 +403,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if self._steps.spec.observation_space is None:
             raise NotImplementedError(
                 "step_into and reset_into need observations in arrays of shared memory, found "
-                f"shared_memory={self.shared_memory} and {self.single_observation_space}"
+                f"shared_memory={self.shared_memory} and {self.single_observation_space}; use step and reset"
             )
         return self._steps.segment.views()
 
@@ -433,7 +434,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
         """Wait for at least ``min_envs`` of the environments that were sent an action, and return the results of all
         that are done: observations, rewards, terminated, truncated, infos and the indices of the environments, in
-        ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies."""
+        ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies.
+        ``CallTimeout`` after ``timeout`` seconds leaves all of them pending: call ``recv`` again."""
         self._require_pending("recv", AsyncState.WAITING_RECV)
         min_envs = min(min_envs, len(self._supervisor.sent_envs))
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -505,6 +507,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         the order of ``env_ids``."""
         self._require_idle("apply")
         ids = list(range(self.num_envs)) if env_ids is None else [int(env) for env in env_ids]
+        if unknown := [env for env in ids if not 0 <= env < self.num_envs]:
+            raise IndexError(f"env_ids must be from 0 to {self.num_envs - 1}, found {unknown[0]}")
         indices = [[env - envs.start for env in ids if env in envs] for envs in self._workers.ranges]
         self._supervisor.send_messages(AsyncState.WAITING_CALL, [("apply", function, part) for part in indices])
         _, results = self._finish("apply", None)
@@ -552,9 +556,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
         if self._supervisor.broken is not None:
+            restart = ", with on_error='restart' if it shall go on after failures" if self.on_error == "raise" else ""
             raise ClosedEnvironmentError(
-                f"{self._supervisor.broken}; close() this `{type(self).__name__}` and make a new one, or make it with "
-                "on_error='restart'"
+                f"{self._supervisor.broken}; close() this `{type(self).__name__}` and make a new one{restart}"
             )
 
     def _require_idle(self, caller: str) -> None:
@@ -573,7 +577,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _finish(self, caller: str, timeout: float | None) -> tuple[dict[str, Any], dict[int, Any]]:
         """Wait until all workers are done with the pending call; returns infos, and the result of each worker. After a
-        timeout the call is still pending: the same ``_wait`` may be called again, and no half-done batch is seen."""
+        timeout the call is still pending, and the same ``_wait`` may be called again."""
         deadline = None if timeout is None else time.monotonic() + timeout
         call = self._supervisor.pending_call
         try:
@@ -675,7 +679,7 @@ def _check_concurrency(max_concurrency: Any) -> int | None:
     if not isinstance(max_concurrency, int | np.integer):
         raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
     if max_concurrency < 1:
-        raise ValueError(f"`max_concurrency` must be a positive or None, got {max_concurrency}.")
+        raise ValueError(f"`max_concurrency` must be a positive integer or None, got {max_concurrency}.")
     return int(max_concurrency)
 
 
@@ -688,7 +692,7 @@ def _check_observation_mode(mode: Any) -> None:
     elif mode not in ("same", "different"):
         hint = did_you_mean(mode, ("same", "different")) if isinstance(mode, str) else ""
         raise ValueError(
-            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of batch and single observation "
             f"space, actual got {mode}{hint}"
         )
 

@@ -26,11 +26,11 @@ class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
 
 
 class RestartLimit(MemlaneError, RuntimeError):
-    """Workers or environments failed more often than ``max_restarts`` allows."""
+    """Workers or environments failed more often than ``max_restarts`` allows within ``restart_window`` seconds."""
 
 
 class WorkerError(MemlaneError, RuntimeError):
-    """An environment raised an exception that cannot be pickled; this one has its type and text."""
+    """Raised in place of an environment's exception that cannot be pickled, with its type and text."""
 
 
 class RemoteTraceback(Exception):
@@ -42,3 +42,11 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return f"\n\nIn the worker:\n{self.text}"
+
+
+def episode_ended(env: int) -> AssertionError:
+    """The error of a step without autoreset of an environment whose episode has ended."""
+    return AssertionError(
+        f"the episode of environment {env} has ended; with AutoresetMode.DISABLED the caller has to reset it before "
+        "its next step: reset(options={'reset_mask': mask})"
+    )

@@ -1,12 +1,11 @@
-"""The parts of ``AsyncVectorEnv``, for those who build a vector environment of their own. They may change between
-releases.
+"""The parts of ``AsyncVectorEnv``, to build other vector environments from. They may change between releases.
 
-    ``WorkerPool``, ``WorkerHandle``    start, watch, restart and end worker processes
-    ``StepSegment``, ``StepSegmentSpec``    the shared memory of a step
-    ``Supervisor``    issues commands, waits, restarts; owns everything that is pending
-    ``Channel``, ``Message``, ``Failure``    what is pickled between parent and worker
-    ``StepWriter``    writes the results of a step into shared memory, in a worker
-    ``Observations``    batches of observations: copies or leases
+``WorkerPool``, ``WorkerHandle``    start, watch, restart and end worker processes
+``StepSegment``, ``StepSegmentSpec``    the shared memory of a step
+``Supervisor``    issues commands, waits, restarts; owns everything that is pending
+``Channel``, ``Message``, ``Failure``    what is pickled between parent and worker
+``StepWriter``    writes the results of a step into shared memory, in a worker
+``Observations``    batches of observations: copies or leases
 """
 
 from memlane.vector.channel import Channel

@@ -70,7 +70,7 @@ class Failure:
         """The exception that the parent raises: the original, or a ``WorkerError`` if that could not be pickled. A note
         says which environment raised it, and the traceback in the worker is its cause."""
         worker = f"worker {self.worker} (pid {self.pid})"
-        where = f"environment {self.env} in {worker}, after {self.step} steps, last seed {seed}"
+        where = f"environment {self.env} in {worker}, after {self.step} steps of this worker, last seed {seed}"
         error = self.error or WorkerError(f"{self.type_name}: {self.text} (the exception itself cannot be pickled)")
         error.add_note(f"raised by {where}")
         error.__cause__ = RemoteTraceback(self.trace)

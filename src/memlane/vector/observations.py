@@ -1,4 +1,4 @@
-"""Observations: the batches that ``reset`` and ``step`` return of the rows that environments write: copies or views."""
+"""Observations: the batches that ``reset`` and ``step`` return: copies or views of the rows that environments write."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from memlane.core import Segment
 from memlane.core.lease import Lease, debug_mode
 from memlane.spaces import Column, column_of
+from memlane.spaces.paths import ROOT_NAME
 
 
 class Observations:
@@ -78,13 +79,12 @@ class Observations:
 
 
 def part_column(part: str, space: Space[Any] | None, fields: dict[str, NDArray[Any]]) -> Column | None:
-    """The column of one part of a step ("observation" or "action"), over the fields of a segment or views of them."""
+    """The column of one part of a step ("observation" or "action"), over the fields of a segment or views of them. Its
+    errors name the part: "at 'action': ..."."""
     if space is None:
         return None
-    prefix = f"{part}."
-    return column_of(
-        space, {name.removeprefix(prefix): array for name, array in fields.items() if name.startswith(prefix)}
-    )
+    root = f"{part}.{ROOT_NAME}"  # the field of a space that is not nested
+    return column_of(space, {**fields, part: fields[root]} if root in fields else fields, part)
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -107,7 +107,9 @@ class StepSegment:
         self.spec = spec
         mapping, base = segment.window(0, segment.layout.nbytes, writeable=True)
         cells = base + segment.layout["quorum"].offset
-        self.quorums = [_native.Quorum(mapping, cells + cell * _native.QUORUM_BYTES, "the workers") for cell in (0, 1)]
+        self.quorums = [
+            _native.Quorum(mapping, cells + cell * _native.QUORUM_BYTES, "the environments") for cell in (0, 1)
+        ]
         self.go = [segment.signal("go", worker) for worker in range(len(spec.ranges))]
         commands = base + segment.layout["command"].offset
         self.commands = [

@@ -30,7 +30,7 @@ from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
 
 OnError = Literal["raise", "restart"]
 _POLL_SECONDS = 0.05
-"""How long a wait trusts the count of arrivals after a restart, when the count may be wrong."""
+"""How long a wait for the next arrival lasts after a restart, when the count of arrivals may be wrong."""
 
 
 class AsyncState(enum.Enum):
@@ -59,7 +59,7 @@ class Supervisor:
         self.pending_call = AsyncState.DEFAULT
         """The call that was begun and not finished. Written by this class alone."""
         self.broken: str | None = None
-        """Why no command can be issued any more; None while all is well. Written by this class alone."""
+        """Why no more commands can be issued; None while they can. Written by this class alone."""
         self.restarts = 0
         """Workers and environments that were restarted. Written by this class alone."""
         self._pool = pool
@@ -198,7 +198,7 @@ class Supervisor:
         return ready
 
     def wait_until_ready(self, count: int, deadline: float | None) -> NDArray[np.int64]:
-        """Wait until ``count`` of the sent environments are done; returns all that are."""
+        """Wait until at least ``count`` of the sent environments are done; returns all that are done."""
         while True:
             arrived = self._quorum.arrived
             ready = self.ready_envs()
@@ -433,6 +433,6 @@ class Supervisor:
         if not self._restart_window.record():
             self.broken = (
                 f"{self._restart_window.recent} restarts within {self._restart_window.seconds:g} s are more than "
-                f"max_restarts={self._restart_window.max_restarts}; the last: {cause}"
+                f"max_restarts={self._restart_window.max_restarts}; fix the cause or allow more. The last: {cause}"
             )
             raise RestartLimit(self.broken) from death

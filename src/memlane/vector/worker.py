@@ -1,7 +1,7 @@
 """The worker process: it builds a range of the environments and steps them when the parent issues a command.
 
 One thread builds, steps and closes every environment. The loop ends with the command ``COMMAND_CLOSE`` or with the
-parent: a worker whose parent dies is gone within a second, whatever its environments do.
+parent: a worker whose parent dies ends within a second, even if an environment hangs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from memlane.core.children import THREAD_LIMITS
 from memlane.core.liveness import die_with
 from memlane.spaces import Column
 from memlane.vector.channel import Channel
+from memlane.vector.errors import episode_ended
 from memlane.vector.infos import pack, pack_floats
 from memlane.vector.messages import Failure, Message, Ready, pickle_for_parent
 from memlane.vector.step_segment import StepSegment
@@ -78,7 +79,8 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     if task.core is not None:
         os.sched_setaffinity(0, {task.core})
-    for name in THREAD_LIMITS:  # for libraries that are loaded from here on: many workers with many threads each jam
+    # For libraries that are loaded from here on: with a thread per core in each worker, the threads would share cores.
+    for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
     _assets.update({name: _map_read_only(segment) for name, segment in task.assets.items()})
     channel = Channel(connection)
@@ -138,12 +140,6 @@ def _index_of(space: Space[Any], distinct: list[Space[Any]]) -> int:
             return index
     distinct.append(space)
     return len(distinct) - 1
-
-
-_ENDED = (
-    "the episode of environment {} has ended, and with AutoresetMode.DISABLED the caller resets it: "
-    "reset(options={{'reset_mask': mask}})"
-)
 
 
 class Worker:
@@ -237,11 +233,10 @@ class Worker:
                     raise step.raised  # so that the traceback shows this one too if the new environment fails
                 elif step.pending_truncation:
                     self._truncate(index, *self.pending_truncations[index])
-                elif step.needs_reset:  # a mistake of the caller: restarting the environment would not mend it
-                    error = AssertionError(_ENDED.format(self.first_env + index))
-                    self.failures.append(self._failure(error, index))
+                elif step.needs_reset:  # a mistake of the caller: a restart would not help
+                    self.failures.append(self._failure(episode_ended(self.first_env + index), index))
                 else:
-                    raise TypeError("step() must return observation, reward, terminated, truncated, info, found None")
+                    self._store_step(index, None)
             except Exception as error:
                 self._handle_error(index, error)
 
@@ -258,16 +253,21 @@ class Worker:
 
     def _store_step(self, index: int, returned: Any) -> None:
         """Store what an environment's ``step`` returned, and reset the environment in the mode SAME_STEP."""
-        observation, reward, terminated, truncated, info = returned
+        observation, reward, terminated, truncated, info = _unpack(
+            returned, "step", "observation, reward, terminated, truncated, info"
+        )
         if terminated or truncated:
             if self.mode is not AutoresetMode.SAME_STEP:
                 self.step_loop.mark_needs_reset(index)
             else:
                 # Copies: environments that reuse their buffers overwrite them in reset().
                 final = {"final_info": dict(info), "final_obs": deepcopy(observation)}
-                observation, info = self.envs[index].reset()
+                observation, info = self._reset_env(index)
                 info = {**final, **info}
         self._write_step(index, observation, reward, terminated, truncated, info)
+
+    def _reset_env(self, index: int, **kwargs: Any) -> Any:
+        return _unpack(self.envs[index].reset(**kwargs), "reset", "observation, info")
 
     def _write_step(
         self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -321,8 +321,8 @@ class Worker:
         return Failure.from_exception(error, self.worker, self.first_env + index, int(self.progress[PROGRESS_STEPS]))
 
     def _replace_env(self, index: int, failure: Failure, reset: dict[str, Any] | None) -> None:
-        """Build a new environment in the place of one that raised; its episode ends as truncated."""
-        with contextlib.suppress(Exception):  # it is broken: an exception of its close() says nothing new
+        """Replace an environment that raised by a new one; its episode ends as truncated."""
+        with contextlib.suppress(Exception):  # it has failed already: an error in its close() adds nothing
             self.envs[index].close()
         self.envs[index] = self.env_fns[index]()
         cause = f"{failure.type_name}: {failure.text}"
@@ -330,7 +330,7 @@ class Worker:
         if reset is None:
             self._truncate(index, cause, self._last_observation(index))
         else:
-            observation, info = self.envs[index].reset(**reset)
+            observation, info = self._reset_env(index, **reset)
             self._store_reset(index, observation, {**info, "restarted": cause})
 
     def _store_reset(self, index: int, observation: Any, info: dict[str, Any]) -> None:
@@ -344,7 +344,7 @@ class Worker:
 
     def _truncate(self, index: int, cause: str, last_observation: Any) -> None:
         """Reset an environment that was restarted and report the old episode as truncated."""
-        observation, info = self.envs[index].reset()
+        observation, info = self._reset_env(index)
         self.pending_truncations.pop(index, None)
         if self.mode is AutoresetMode.SAME_STEP:
             self.step_loop.mark_running(index)
@@ -365,7 +365,7 @@ class Worker:
                 for index, seed in seeds:
                     self.progress[PROGRESS_CURRENT_ENV] = index
                     try:
-                        self._store_reset(index, *self.envs[index].reset(seed=seed, options=options))
+                        self._store_reset(index, *self._reset_env(index, seed=seed, options=options))
                     except Exception as error:
                         self._handle_error(index, error, {"seed": seed, "options": options})
                 return None
@@ -429,7 +429,7 @@ class Worker:
             self.channel.post(message)
 
     def _pack_message(self, result: Any = None) -> bytes | None:
-        """Pickle all that the parent has to know about the command beside the rows; None if there is nothing."""
+        """Pickle what the parent has to know about the command besides the rows; None if there is nothing."""
         infos = self.step_loop.take_infos()
         if not (self.restart_causes or self.failures or self.observations or result is not None):
             if not infos:
@@ -463,6 +463,18 @@ def _action_readers(actions: Column | None, envs: range) -> tuple[Callable[[], A
         partial(read, envs.start, envs.stop, batch),
         lambda index: read(envs[index], envs[index] + 1, single)[0],
     )
+
+
+def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:
+    """Unpack what a method of an environment returned."""
+    expected = f"{method}() must return {names}"
+    try:
+        values = tuple(returned)
+    except TypeError:
+        raise TypeError(f"{expected}, found {returned!r}") from None
+    if len(values) != names.count(",") + 1:
+        raise ValueError(f"{expected}, found {len(values)} values")
+    return values
 
 
 def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

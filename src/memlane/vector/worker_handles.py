@@ -36,11 +36,11 @@ from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
 
 _QUIET_SECONDS = 3.0
-"""A start that takes longer prints its progress, again and again after so many seconds."""
+"""A start that takes longer prints its progress, each time that this many seconds have passed."""
 
 
 class WorkerPeer(Peer):
-    """A worker process to watch during a wait; its death is a ``WorkerDied`` with all that is known about it."""
+    """A worker process to watch during a wait. If it dies, the wait raises ``WorkerDied`` with all that is known."""
 
     __slots__ = ("handle",)
 
@@ -73,7 +73,7 @@ class WorkerHandle:
     peer: WorkerPeer = field(init=False)
     channel: Channel = field(init=False)
     steps: StepSegment | None = None
-    """The step segment, from ``bind`` until the process is gone."""
+    """The step segment, from ``bind`` until the process has ended."""
     messages_read: int = 0
     """Messages of the current process that the parent has read."""
     kill_reason: str | None = None

@@ -31,14 +31,15 @@ from memlane.train.optim import Adam
 
 @dataclass(frozen=True)
 class APPOConfig:
-    """Settings of APPO."""
+    """Settings of APPO, by CleanRL's names where it has them: for ``Options.config``, ``rl_cfg`` of ``APPO`` and
+    ``memlane train --set``."""
 
     num_steps: int = 32
     """Environment steps per rollout and environment."""
     update_epochs: int = 4
     """Passes over the rollouts of an update."""
     minibatch_size: int = 512
-    """Transitions per gradient step."""
+    """Transitions per gradient step; with an LSTM, whole sequences of about as many."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95
@@ -65,7 +66,7 @@ class APPOConfig:
     normalize_advantages: bool = True
     """Normalise the advantages of each update to zero mean and unit variance."""
     reward_scale: float = 1.0
-    """Factor of the rewards that the learner sees."""
+    """Factor of the rewards in the losses; reported returns are not scaled."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Settings of the network."""
 
@@ -342,7 +343,7 @@ def ppo_losses(
     entropy: Tensor,
     clip_coef: float,
 ) -> dict[str, Tensor]:
-    """PPO's losses over transitions; ``old_log_probs`` are those of the policy that collected."""
+    """PPO's losses over transitions; ``old_log_probs`` are those of the policy that collected them."""
     log_ratios = log_probs - old_log_probs
     ratios = log_ratios.exp()
     clipped = ratios.clamp(1 - clip_coef, 1 + clip_coef)
@@ -368,7 +369,29 @@ def _explained_variance(targets: Tensor, values: Tensor) -> float:
 
 
 class APPO(Algorithm):
-    """Asynchronous PPO over ``AsyncRunner``."""
+    """Asynchronous PPO: collector processes gather rollouts while this process learns from earlier ones.
+
+    ``memlane.train.train`` adds presets, limits, an evaluation and a report. The algorithm alone:
+
+        >>> from tempfile import TemporaryDirectory
+        >>> settings = {"num_steps": 16, "network": {"hidden": (32, 32)}, "collectors": 1}
+        >>> with TemporaryDirectory() as log_dir:
+        ...     with APPO("CartPole-v1", None, settings, sim_backend="native", num_envs=8) as appo:
+        ...         appo.learn(max_iterations=3, log_dir=log_dir)
+        >>> appo.iteration
+        3
+
+    ``learn`` may be called once; it writes metrics and checkpoints to ``log_dir``. Settings in ``rl_cfg``: those of
+    ``APPOConfig`` and those of ``AsyncRunner``, for example ``collectors`` and ``max_lag``. Advantages are GAE's for
+    rollouts of the current policy, and V-trace's for rollouts of an older one.
+
+    All methods are for one thread of this process. In the main thread the first Ctrl-C ends ``learn`` after the current
+    update, the second at once.
+
+    A collector that dies is restarted, and only its unfinished rollout is lost; when too few are left, ``learn`` raises
+    ``CollectorDied``. A collector that raises ends ``learn`` with ``CollectorError``, which has its traceback. When
+    this process dies, its collectors end with it.
+    """
 
     Config = APPOConfig
 

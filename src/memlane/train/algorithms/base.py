@@ -33,7 +33,7 @@ class Learner(ABC):
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
-        """Copy networks, optimisers and whatever else is learned."""
+        """Copy everything that is learned: networks, optimisers and so on."""
 
     @abstractmethod
     def restore(self, checkpoint: Mapping[str, Any]) -> None: ...
@@ -42,8 +42,11 @@ class Learner(ABC):
 class Algorithm(AsyncRunner):
     """The base of all algorithms.
 
-    ``rl_cfg`` has the fields of ``Config`` and the settings of the runner (``RUNNER_SETTINGS``); ``network`` may be a
-    dict. ``seed`` defaults to 0, and ``torch_threads``, the threads of the learner, to 1.
+    ``rl_cfg`` has the fields of ``Config``, where ``network`` may be a dict, the settings of ``AsyncRunner``, and:
+
+    - ``seed`` (0): seed of the networks, of the environments and of exploration.
+    - ``torch_threads`` (1): threads of the learner.
+    - ``env_workers`` (0): processes per collector that step its environments; 0: the collector steps them.
     """
 
     Config: ClassVar[type[Any]]
@@ -61,13 +64,23 @@ class Algorithm(AsyncRunner):
         sim_backend: str = "mujoco",
         num_envs: int = 4096,
     ) -> None:
+        """Check the settings, read the spaces of an environment, make the networks. ``learn`` starts the collectors.
+
+        ``env_name``: Gymnasium id, name of a native environment, path of a native library, or a function that makes an
+        environment. ``env_cfg_overrides``: keyword arguments of the environment. ``device``: torch device of the
+        learner; collectors act on the CPU. ``sim_backend``: ``native``, ``gymnasium`` or ``mujoco``. ``num_envs``:
+        environments per collector.
+        """
         super().__init__(
             env_name, env_cfg_overrides, rl_cfg, device=device, collector_device=collector_device,
             sim_backend=sim_backend, num_envs=num_envs,
         )  # fmt: skip
         check_settings(self.Config, self.rl_cfg)
         if self.deterministic and self.rl_cfg.get("in_process") and self.num_collectors > 1:
-            raise ValueError("in_process with several collectors is not deterministic: they share torch's global RNG")
+            raise ValueError(
+                "in_process with several collectors is not deterministic: they share torch's global RNG; set "
+                "collectors=1 or in_process=False"
+            )
         self.config = build_config(self.Config, self.rl_cfg)
         self.seed = int(self.rl_cfg.get("seed", 0))
         self.iteration = 0
@@ -75,11 +88,11 @@ class Algorithm(AsyncRunner):
         self.env_steps = 0
         """Environment steps since the start of the training."""
         self.run: Run | None = None
-        """Where metrics and checkpoints go; ``learn`` makes one if there is none."""
+        """Where metrics and checkpoints go; None: ``learn`` makes one in ``log_dir``."""
         self.should_stop: Callable[[Metrics], str | None] = lambda metrics: None  # noqa: ARG005
-        """Called after every update; a text is the reason to stop."""
+        """Called after every update; returns the reason to stop, or None."""
         self.progress: Callable[[Metrics], float] | None = None
-        """Fraction of the training that is done, for schedules; None: updates made of those asked for."""
+        """Returns the fraction of the training that is done, for schedules; None: ``iteration / max_iterations``."""
         self.stop_reason = ""
         """Why ``learn`` stopped before ``max_iterations``; empty if it did not."""
         # One thread by default: on a small network several threads mostly wait for each other, and the collectors need
@@ -103,7 +116,7 @@ class Algorithm(AsyncRunner):
         num_envs = self.num_envs
 
         def make(worker: int) -> Any:
-            if worker < 0:  # to look at the spaces
+            if worker < 0:  # to read the spaces
                 return make_envs(env, 1, backend, settings=settings)
             return make_envs(env, num_envs, backend, env_workers=env_workers, settings=settings)
 
@@ -137,8 +150,9 @@ class Algorithm(AsyncRunner):
     # --------------------------------------------------------------------------------------------------------- the loop
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
-        """Train until there were ``max_iterations`` updates, those before a resume included, or ``should_stop`` has a
-        reason. Ctrl-C stops after the current update."""
+        """Train for ``max_iterations`` updates, including those before a resume, or until ``should_stop`` returns a
+        reason. Ctrl-C stops after the current update. Metrics, and a checkpoint every ``save_interval`` updates, are
+        written to ``log_dir``, or to the directory of ``run`` if that is set."""
         owns_run = self.run is None
         run = self.run = self.run or Run(log_dir)
         rollouts_per_collector = self.rollouts_per_update // self.num_collectors

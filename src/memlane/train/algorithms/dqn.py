@@ -1,7 +1,7 @@
 """DQN: deep Q-learning for discrete actions (Mnih et al., 2015).
 
 Double (van Hasselt et al., 2016), dueling (Wang et al., 2016), n-step and prioritised (Schaul et al., 2016) are one
-setting each: together they are most of what Rainbow gains.
+setting each: four of the six extensions that Rainbow combines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memlane.train.optim import Adam, flatten
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN, besides those of ``OffPolicyConfig``."""
+    """Settings of DQN, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``DQN``."""
 
     double: bool = True
     """Double Q-learning: the online network chooses the next action, the target network estimates its value."""
@@ -145,7 +145,15 @@ _STATEFUL = ("policy", "target", "optimizer")
 
 
 class DQN(OffPolicy):
-    """Deep Q-learning over ``AsyncRunner``."""
+    """Deep Q-learning, for ``Discrete`` actions: collector processes fill a replay, this process samples from it.
+
+        with DQN("CartPole-v1", None, {"n_step": 3}, sim_backend="native", num_envs=4) as dqn:
+            dqn.learn(max_iterations=1000, log_dir="runs/dqn")
+
+    Settings in ``rl_cfg``: those of ``DQNConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
+    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
+    in the replay.
+    """
 
     Config = DQNConfig
 

@@ -33,7 +33,7 @@ REPLAY_FILE = "replay.memlane"
 
 @dataclass(frozen=True)
 class OffPolicyConfig:
-    """Settings of all off-policy algorithms."""
+    """Settings of all off-policy algorithms, by the names of CleanRL and Stable-Baselines3 where they have one."""
 
     num_steps: int = 8
     """Environment steps per rollout and environment; collectors read the weights before each rollout."""
@@ -44,7 +44,8 @@ class OffPolicyConfig:
     batch_size: int = 256
     """Transitions per gradient step."""
     samples_per_insert: float = 256.0
-    """How often each transition is sampled on average; ``batch_size`` gives one gradient step per environment step."""
+    """How often each transition is sampled on average. Equal to ``batch_size``, it gives one gradient step per
+    environment step."""
     n_step: int = 1
     """Steps of n-step returns."""
     gamma: float = 0.99
@@ -52,9 +53,9 @@ class OffPolicyConfig:
     learning_rate: float = 3e-4
     """Learning rate of Adam."""
     tau: float = 0.005
-    """Fraction by which target networks follow in each gradient step."""
+    """Fraction by which target networks move towards the online networks in each gradient step (Polyak averaging)."""
     reward_scale: float = 1.0
-    """Factor of the rewards that the learner sees."""
+    """Factor of the rewards in the losses; reported returns are not scaled."""
     max_grad_norm: float = 10.0
     """Maximum norm of the gradient; 0: no clipping."""
     priority_alpha: float = 0.0
@@ -197,7 +198,7 @@ class OffPolicy(Algorithm):
         if self.deterministic and self.num_collectors > 1:
             raise ValueError(
                 "a deterministic off-policy run has one collector: several fill the replay in an order that is not "
-                f"reproducible; found collectors={self.num_collectors}"
+                f"reproducible; set collectors=1, found {self.num_collectors}"
             )
 
     def start_collectors(self, first_rollout: int, reseed_interval: int) -> None:

@@ -29,14 +29,14 @@ _MIN_LOG_STD, _MAX_LOG_STD = -5.0, 2.0
 
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC, besides those of ``OffPolicyConfig``."""
+    """Settings of SAC, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``SAC``."""
 
     temperature: float = 0.0
     """Weight of the entropy bonus (the alpha of the paper); 0: learned."""
     target_entropy: float = 0.0
     """Entropy that a learned temperature aims at; 0: minus the number of action dimensions."""
     layer_norm: bool = False
-    """Normalise the layers of the critics, which keeps them from diverging with many samples per insert."""
+    """Layer normalisation in the critics, which keeps them from diverging with many samples per insert."""
     max_grad_norm: float = 0.0
     """Maximum norm of the gradient; 0: no clipping."""
 
@@ -49,7 +49,7 @@ class Actor(nn.Module):
         if not isinstance(action_space, Box):
             raise TypeError(f"SAC needs Box actions, found {action_space}; for Discrete actions use dqn or appo")
         if not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
-            raise ValueError(f"SAC needs actions with bounds, found {action_space}")
+            raise ValueError(f"SAC needs Box actions with finite bounds, found {action_space}; use appo, or set bounds")
         self.encoder = Encoder(observation_space, normalize=False)
         self.size = int(np.prod(action_space.shape))
         self.net = relu_mlp(self.encoder.output_size, config.network.hidden, 2 * self.size)
@@ -205,7 +205,15 @@ _OPTIMIZERS = ("actor_optimizer", "critic_optimizer")
 
 
 class SAC(OffPolicy):
-    """Soft actor-critic over ``AsyncRunner``."""
+    """Soft actor-critic, for ``Box`` actions: collector processes fill a replay, this process samples from it.
+
+        with SAC("Pendulum-v1", None, {"batch_size": 128}, sim_backend="native", num_envs=4) as sac:
+            sac.learn(max_iterations=1000, log_dir="runs/sac")
+
+    Settings in ``rl_cfg``: those of ``SACConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
+    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
+    in the replay.
+    """
 
     Config = SACConfig
 
