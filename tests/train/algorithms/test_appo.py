@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from memlane.core import Layout
 from memlane.runner.collector_error import CollectorError
 from memlane.runner.protocols import CollectorLost
-from memlane.spaces.paths import step
+from memlane.spaces.paths import escape_key
 from memlane.train.algorithms.appo import (
     APPO,
     APPOConfig,
@@ -212,7 +212,7 @@ class Named(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("key", ["plain", "with.dot", "type"])
 def test_observations_in_dicts_are_found_by_their_names(key: str) -> None:
     slot = filled(worker_of(SyncVectorEnv([partial(Named, key)] * 2)), 1)
-    assert slot[f"obs.{step(key)}"][:, 0].tolist() == [[0.25, 0.5], [0.5, 1]]
+    assert slot[f"obs.{escape_key(key)}"][:, 0].tolist() == [[0.25, 0.5], [0.5, 1]]
     assert slot["obs.deep.n"][:, 1].tolist() == [2, 1]
 
 
