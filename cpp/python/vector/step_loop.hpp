@@ -204,7 +204,7 @@ class StepLoop {
         if (!pair.is_valid())
             return false;
         if (PyTuple_GET_SIZE(pair.ptr()) != 2) {
-            PyErr_Format(PyExc_ValueError, "reset() must return observation, info, found %zd values",
+            PyErr_Format(PyExc_ValueError, "reset() must return observation, info; found %zd values",
                          PyTuple_GET_SIZE(pair.ptr()));
             keep_error(nullptr);
             return false;

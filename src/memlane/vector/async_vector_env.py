@@ -556,9 +556,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
         if self._supervisor.broken is not None:
-            restart = ", with on_error='restart' if it shall go on after failures" if self.on_error == "raise" else ""
+            hint = " (on_error='restart' replaces workers and envs that fail)" if self.on_error == "raise" else ""
             raise ClosedEnvironmentError(
-                f"{self._supervisor.broken}; close() this `{type(self).__name__}` and make a new one{restart}"
+                f"{self._supervisor.broken}; close() this `{type(self).__name__}` and make a new one{hint}"
             )
 
     def _require_idle(self, caller: str) -> None:

@@ -471,9 +471,9 @@ def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:
     try:
         values = tuple(returned)
     except TypeError:
-        raise TypeError(f"{expected}, found {returned!r}") from None
+        raise TypeError(f"{expected}; found {returned!r}") from None
     if len(values) != names.count(",") + 1:
-        raise ValueError(f"{expected}, found {len(values)} values")
+        raise ValueError(f"{expected}; found {len(values)} values")
     return values
 
 
