@@ -260,6 +260,28 @@ def test_what_was_sent_when_the_send_was_interrupted_is_received() -> None:
         assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
 
 
+def test_what_was_sent_when_the_send_was_interrupted_with_its_request_is_received() -> None:
+    class Requests:
+        """Ctrl-C comes when the steps have just been requested."""
+
+        def __init__(self, words: Any) -> None:
+            self.words = words
+
+        def add_each(self, *arguments: Any) -> None:
+            self.words.add_each(*arguments)
+            raise KeyboardInterrupt
+
+    with vector() as envs:
+        envs.reset()
+        steps: Any = envs._steps
+        real, steps.requested_step = steps.requested_step, Requests(steps.requested_step)
+        with pytest.raises(KeyboardInterrupt):
+            envs.send(actions())
+        steps.requested_step = real
+        assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
+        assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
+
+
 def test_what_was_sent_when_the_send_was_interrupted_before_its_command_is_received() -> None:
     with vector() as envs:
         envs.reset()
