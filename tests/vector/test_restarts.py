@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,34 @@ def test_a_call_that_was_interrupted_between_two_workers_breaks_the_environments
         last.issue = issue  # type: ignore[method-assign]
         with pytest.raises(ClosedEnvironmentError, match="Ctrl-C"):
             envs.step(actions())
+
+
+def test_a_restart_that_was_interrupted_breaks_the_environments() -> None:
+    with vector(on_error="restart") as envs:
+        envs.reset()
+        handle = envs._workers.handles[1]
+        receive, handle.receive_ready = handle.receive_ready, Interrupted.raised  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(actions(e2=KILL))
+        handle.receive_ready = receive  # type: ignore[method-assign]
+        with pytest.raises(ClosedEnvironmentError, match=r"Ctrl-C .* restart of worker 1.* make a new one$"):
+            envs.step_wait()
+
+
+@pytest.mark.parametrize("method", ["join", "close", "start"])
+def test_environments_can_be_closed_after_ctrl_c_in_a_restart_at(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: BaseProcess, *arguments: Any) -> None:
+        if method != "start":
+            real(process, *arguments)
+        raise KeyboardInterrupt
+
+    real = getattr(BaseProcess, method)
+    with vector(on_error="restart") as envs:
+        envs.reset()
+        with monkeypatch.context() as patched:
+            patched.setattr(BaseProcess, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(actions(e2=KILL))
 
 
 def test_what_was_sent_when_the_send_was_interrupted_is_received() -> None:

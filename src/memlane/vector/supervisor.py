@@ -404,6 +404,10 @@ class Supervisor:
             except Exception as error:
                 self.broken = f"worker {handle.worker} could not be restarted: {error}"
                 raise
+            except KeyboardInterrupt:
+                self.broken = f"Ctrl-C interrupted the restart of worker {handle.worker}"
+                handle.kill()  # half started, it would not answer close()
+                raise
 
     def _restore_worker(self, handle: WorkerHandle, message: tuple[Any, ...] | None, cause: str) -> None:
         """Bring a new process to the point where the old one died. Environments that were to be stepped are reset and
