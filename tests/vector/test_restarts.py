@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +253,60 @@ def test_a_call_that_was_interrupted_between_two_workers_breaks_the_environments
             envs.step(actions())
 
 
+def test_a_restart_that_was_interrupted_breaks_the_environments() -> None:
+    with vector(on_error="restart") as envs:
+        envs.reset()
+        handle = envs._workers.handles[1]
+        receive, handle.receive_ready = handle.receive_ready, Interrupted.raised  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(actions(e2=KILL))
+        handle.receive_ready = receive  # type: ignore[method-assign]
+        with pytest.raises(ClosedEnvironmentError, match=r"Ctrl-C .* restart of worker 1.* make a new one$"):
+            envs.step_wait()
+
+
+@pytest.mark.parametrize("method", ["join", "close", "start"])
+def test_environments_can_be_closed_after_ctrl_c_in_a_restart_at(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(process: BaseProcess, *arguments: Any) -> None:
+        if method != "start":
+            real(process, *arguments)
+        raise KeyboardInterrupt
+
+    real = getattr(BaseProcess, method)
+    with vector(on_error="restart") as envs:
+        envs.reset()
+        with monkeypatch.context() as patched:
+            patched.setattr(BaseProcess, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(actions(e2=KILL))
+
+
 def test_what_was_sent_when_the_send_was_interrupted_is_received() -> None:
     with vector() as envs:
         envs.reset()
         interrupt(envs, lambda: envs.send(actions(e2=NAP)))
+        assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
+        assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
+
+
+def test_what_was_sent_when_the_send_was_interrupted_with_its_request_is_received() -> None:
+    class Requests:
+        """Ctrl-C comes when the steps have just been requested."""
+
+        def __init__(self, words: Any) -> None:
+            self.words = words
+
+        def add_each(self, *arguments: Any) -> None:
+            self.words.add_each(*arguments)
+            raise KeyboardInterrupt
+
+    with vector() as envs:
+        envs.reset()
+        steps: Any = envs._steps
+        real, steps.requested_step = steps.requested_step, Requests(steps.requested_step)
+        with pytest.raises(KeyboardInterrupt):
+            envs.send(actions())
+        steps.requested_step = real
         assert envs.recv(4)[0][:, 2].tolist() == [1] * 4
         assert envs.step(actions())[0][:, 2].tolist() == [2] * 4
 

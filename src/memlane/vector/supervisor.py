@@ -116,10 +116,13 @@ class Supervisor:
     def send(self, env_ids: NDArray[np.int64]) -> None:
         """Step these environments with the actions in the step segment."""
         arrivals = Counter(self._pool.worker_of_env[env_ids].tolist())
-        # PAIR publish/see, partner: StepLoop::step_sent. The actions are written before the request.
-        self._steps.requested_step.add_each(env_ids, 1)
-        self._sent.update(env_ids.tolist())
-        self.pending_call = AsyncState.WAITING_RECV  # Ctrl-C from here on leaves them to `recv`
+        envs = env_ids.tolist()
+        try:
+            # PAIR publish/see, partner: StepLoop::step_sent. The actions are written before the request.
+            self._steps.requested_step.add_each(env_ids, 1)
+        finally:  # Ctrl-C from here on leaves them to `recv`
+            self.pending_call = AsyncState.WAITING_RECV
+            self._sent.update(envs)
         self._issue_send(arrivals)
 
     def _begin(self, call: AsyncState, issue: Callable[..., None], *arguments: Any) -> None:
@@ -400,6 +403,10 @@ class Supervisor:
                 death = self._kill_hung(handle, f"make its environments within {limit:g} s (see step_timeout)")
             except Exception as error:
                 self.broken = f"worker {handle.worker} could not be restarted: {error}"
+                raise
+            except KeyboardInterrupt:
+                self.broken = f"Ctrl-C interrupted the restart of worker {handle.worker}"
+                handle.kill()  # half started, it would not answer close()
                 raise
 
     def _restore_worker(self, handle: WorkerHandle, message: tuple[Any, ...] | None, cause: str) -> None:

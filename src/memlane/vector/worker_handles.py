@@ -87,15 +87,17 @@ class WorkerHandle:
 
     def start(self, context: Any, daemon: bool, name: str) -> None:
         parent_end, worker_end = context.Pipe()
-        self.process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
-        self.process.daemon = daemon
-        self.process.start()
+        process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
+        process.daemon = daemon
+        process.start()
         worker_end.close()
-        assert self.process.pid is not None
-        peer = Peer.of(self.process.pid)
+        assert process.pid is not None
+        peer = Peer.of(process.pid)
+        # The process last: `release` relies on all three, also if Ctrl-C comes here.
         self.peer = WorkerPeer(peer.pid, peer.start, self)
         self.channel = Channel(parent_end)
         self.channel.watch(self.peer)
+        self.process = process
         self.messages_read = 0
         self.kill_reason = None
         self.seeds = [None] * len(self.envs)
@@ -164,8 +166,8 @@ class WorkerHandle:
         """Wait for the end of the process and release its resources."""
         if self.process is not None:
             self.process.join()
-            self.process.close()
-            self.process = None
+            process, self.process = self.process, None
+            process.close()
             self.channel.close()
             self.peer.close()
         if self.steps is not None:
