@@ -104,8 +104,8 @@ void bind_vector(nb::module_ &m) {
              "Run the step up to the next exceptional one. None: all environments are stepped.")
         .def("complete_sent", &StepLoop::complete_sent, "Mark the environment that `step_sent` stepped last as done.")
         .def("step_sent", &StepLoop::step_sent,
-             "Step the environments whose step was requested; False at one that Python has to finish.")
-        .def("finish", &StepLoop::finish, "arrivals"_a, "Finish the command; so many environments arrive at the quorum.")
+             "Step the environments whose step was requested. False: Python has to finish the step of one of them.")
+        .def("finish", &StepLoop::finish, "arrivals"_a, "Finish the command; this many environments arrive at the quorum.")
         .def("mark_running", &StepLoop::mark_running, "index"_a,
              "The episode continues: the next step steps the environment.")
         .def("mark_needs_reset", &StepLoop::mark_needs_reset, "index"_a,
