@@ -61,6 +61,30 @@ def test_a_name_is_the_one_of_its_module(name: str) -> None:
     assert getattr(memlane, name) is getattr(importlib.import_module(NAMES[name]), name)
 
 
+def test_threads_can_use_names_first_at_the_same_time() -> None:
+    """A package and a module in it, imported by two threads: Python would let one of them see a half-imported one."""
+    result = python(
+        """
+import sys, threading, time
+import memlane
+
+class Slow:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name.startswith("memlane"):
+            time.sleep(0.02)
+
+sys.meta_path.insert(0, Slow)
+first = threading.Thread(target=lambda: memlane.core)
+first.start()
+time.sleep(0.01)
+memlane.Segment
+first.join()
+"""
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", [*NAMES, *SUBPACKAGES])
 def test_each_name_can_be_used_first(name: str) -> None:
     """No name depends on another one having been imported before."""

@@ -12,6 +12,7 @@ Names are imported on first use, so that ``import memlane`` is quick and needs n
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from memlane._registration import register_envs
@@ -64,6 +65,10 @@ _HOMES = {
 }
 """The module that defines each name; the other names of ``__all__`` are subpackages."""
 
+_import_lock = threading.RLock()
+"""Held while a name is imported. Two threads that import a package and a module in it at the same time wait for each
+other's import lock; Python then lets one of them continue with a half-imported module."""
+
 
 def __getattr__(name: str) -> Any:
     value: Any
@@ -72,9 +77,11 @@ def __getattr__(name: str) -> Any:
 
         value = version("memlane")
     elif name in _HOMES:
-        value = getattr(importlib.import_module(f"memlane.{_HOMES[name]}"), name)
+        with _import_lock:
+            value = getattr(importlib.import_module(f"memlane.{_HOMES[name]}"), name)
     elif name in __all__:
-        value = importlib.import_module(f"memlane.{name}")
+        with _import_lock:
+            value = importlib.import_module(f"memlane.{name}")
     else:
         message = f"module 'memlane' has no attribute {name!r}"
         if not name.startswith("_"):  # import machinery, copy and inspect probe for those: nothing to suggest

@@ -505,9 +505,15 @@ def kill_seed() -> int:
 
 
 def scales(soak: int, **timeout: Any) -> list[Any]:
-    """Parameters of a ``scale`` fixture: a test repeats its work ``soak`` times in `make soak`."""
+    """Parameters of a ``scale`` fixture: a test repeats its work ``soak`` times in `make soak`.
+
+    They have the timeouts, too: one at the test itself would be the closer mark and hold for both.
+    """
     marks = [pytest.mark.soak, pytest.mark.timeout(900, **timeout)]
-    return [pytest.param(1, id="short"), pytest.param(soak, id="soak", marks=marks)]
+    return [
+        pytest.param(1, id="short", marks=pytest.mark.timeout(600, **timeout)),
+        pytest.param(soak, id="soak", marks=marks),
+    ]
 
 
 if __name__ == "__main__":

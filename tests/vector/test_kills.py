@@ -186,7 +186,6 @@ def no_descriptor_lost() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) <= before, "descriptors left open"
 
 
-@pytest.mark.timeout(120, method="signal")
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
 @pytest.mark.usefixtures("no_descriptor_lost")
 def test_faults_in_some_workers_change_nothing_in_the_others(mode: str, scale: int) -> None:

@@ -9,6 +9,8 @@ Names are imported at first use, and torch with those that need it: ``Options`` 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memlane import _import_lock
+
 if TYPE_CHECKING:
     from memlane.train.algorithms.appo import APPO, APPOConfig
     from memlane.train.algorithms.dqn import DQN, DQNConfig
@@ -35,7 +37,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with _import_lock:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
 
