@@ -127,7 +127,7 @@ import memlane
 print(sorted(name for name in sys.modules if name.startswith("memlane")))
 print(sorted({"numpy", "gymnasium", "torch", "ray", "importlib.metadata", "difflib"} & set(sys.modules)))
 """
-    assert python(code).stdout == "['memlane', 'memlane._registration']\n[]\n"
+    assert python(code).stdout == "['memlane', 'memlane._lazy', 'memlane._registration']\n[]\n"
 
 
 @pytest.mark.parametrize("first", ["memlane", "gymnasium"])

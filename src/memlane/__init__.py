@@ -12,9 +12,9 @@ Names are imported on first use, so that ``import memlane`` is quick and needs n
 from __future__ import annotations
 
 import importlib
-import threading
 from typing import TYPE_CHECKING, Any
 
+from memlane._lazy import import_lock as _import_lock
 from memlane._registration import register_envs
 
 if TYPE_CHECKING:
@@ -64,10 +64,6 @@ _HOMES = {
     "zero_copy_env_simulation": "lessons",
 }
 """The module that defines each name; the other names of ``__all__`` are subpackages."""
-
-_import_lock = threading.RLock()
-"""Held while a name is imported. Two threads that import a package and a module in it at the same time wait for each
-other's import lock; Python then lets one of them continue with a half-imported module."""
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ Names are imported at first use, and torch with those that need it: ``Options`` 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memlane import _import_lock
+from memlane._lazy import import_lock
 
 if TYPE_CHECKING:
     from memlane.train.algorithms.appo import APPO, APPOConfig
@@ -37,7 +37,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _import_lock:
+    with import_lock:
         value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return value
 
