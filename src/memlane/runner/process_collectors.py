@@ -204,6 +204,8 @@ class ProcessCollectors:
             start_fork_server()
         self._handles: dict[int, _Handle] = {}
         """Collectors that are running, by worker."""
+        self._early_error: CollectorError | None = None
+        """The error of a collector that raised before it could be watched."""
         self._window = RestartWindow(self.restarts.max_restarts, self.restarts.window)
         self._restart_count = 0
         self._final_counters: dict[str, int] = {}
@@ -222,8 +224,8 @@ class ProcessCollectors:
         Restarts collectors that die meanwhile; raises the ``CollectorError`` of one that raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self.check()  # if the ring has a rollout, the wait below returns without looking at the collectors
         while True:
+            self.check()  # if the ring has a rollout, the wait below returns without looking at the collectors
             remaining = None if deadline is None else max(deadline - time.monotonic(), 0)
             try:
                 self._inbox.receive(remaining, self._peers())
@@ -248,6 +250,8 @@ class ProcessCollectors:
 
     def check(self) -> None:
         """Restart dead collectors; raise the ``CollectorError`` of one that raised. Does not wait for a rollout."""
+        if self._early_error is not None:
+            raise self._early_error
         for peer in self._peers():
             try:
                 peer.check()
@@ -281,9 +285,11 @@ class ProcessCollectors:
         self.on_event(CollectorJoined(worker, incarnation, process.pid))
         try:
             peer = self.errors.watch(worker, process.pid)
-        except CollectorError:
-            raise  # it has raised already
-        except PeerDied as death:  # it is gone already
+        except CollectorError as error:  # it raised and is gone already: an error for take and check, as a later one
+            self._handles[worker] = _Handle(process, None, incarnation)
+            self._early_error = error
+            return
+        except PeerDied as death:  # it died and is gone already
             self._handles[worker] = _Handle(process, None, incarnation)
             self._replace(worker, process.pid, str(death), 0)
             return
