@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import signal
 import tempfile
 import time
 from dataclasses import dataclass
@@ -62,9 +61,9 @@ def main(args: Args) -> None:
             process.start()
             with Replay.open(file) as replay:
                 before = replay.added
-                while replay.added < before + 20_000:
+                while replay.added < before + 20_000 and process.is_alive():
                     time.sleep(0.01)
-                os.kill(process.pid or 0, signal.SIGKILL)
+                process.kill()
                 process.join()
                 added = replay.added - before
                 print(f"process {attempt}: killed after {added:,} transitions; the file has {replay.added:,}")
