@@ -1,4 +1,4 @@
-"""The README's examples are run as they stand there."""
+"""The examples in the README and in the guide to vector environments are run as they stand there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, VECTOR_ENVS = ROOT / "README.md", ROOT / "docs" / "vector-envs.md"
 PRINTS = [
     r"\(64, 4\) 0\n",
     r"\d+ steps, mean return \d+, see runs/readme/report\.html\n",
@@ -32,5 +33,14 @@ def test_an_example_in_the_readme_runs(number: int, tmp_path: Path) -> None:
     assert re.fullmatch(PRINTS[number], run.stdout)
 
 
-def examples() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_examples_in_the_guide_to_vector_environments_run(tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text("\n".join(examples(VECTOR_ENVS)))
+    run = subprocess.run(
+        [sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def examples(page: Path = README) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
