@@ -121,7 +121,7 @@ def expect(report: Report, name: str, num_envs: int, table: Table) -> None:
     ours, one_thread = table["memlane"], table["memlane, 1 thread"]
     if num_envs == 64:
         report.expect(
-            Expectation(f"{where}: the automatic choice of threads is never slower than one thread",
+            Expectation(f"{where}: the automatic choice of threads is at least as fast as one thread, within 5 %",
                         ratio(one_thread, ours), at_least=0.95),
         )  # fmt: skip
     if num_envs >= 1024:

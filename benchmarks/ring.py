@@ -366,7 +366,7 @@ def main() -> None:
     peers = [row for row in small if row.kind == "peer" and row.rounds]
     report.expect(
         Expectation(
-            "a hand-over of 4 KB is at least 4 times faster than with the best peer",
+            "a round trip of 4 KB is at least 4 times as fast as with the best peer",
             ratio(min(peers, key=lambda row: row.median), table[small[0].name]) if peers else None,
             at_least=4,
         )
@@ -406,10 +406,7 @@ def main() -> None:
     race(alarms, rounds)
     table = report.add(
         Table(
-            "waking an idle reader",
-            "memlane ring",
-            alarms,
-            "a wake-up",
+            "waking an idle reader", "memlane ring", alarms, "a wake-up, from the writer's call to the reader's return"
         )
     )
     report.expect(

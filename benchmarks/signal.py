@@ -383,7 +383,7 @@ def main() -> None:
     pipes = [row for row in hand_offs if row.name.startswith("mp.Pipe")]
     report.expect(
         Expectation(
-            "a round trip is at least 5 times faster than the best mp.Pipe",
+            "a round trip is at least 5 times as fast as with the best mp.Pipe",
             ratio(min(pipes, key=lambda row: row.median), table["memlane"]),
             at_least=5,
         )

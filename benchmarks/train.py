@@ -157,7 +157,8 @@ def cheetah(report: Report, seconds: float, quick: bool, rounds: int) -> None:
 
 def main() -> None:
     made = parser(__doc__.splitlines()[0])
-    made.add_argument("--tasks", nargs="*", choices=["cartpole", "halfcheetah"], default=["cartpole", "halfcheetah"])
+    tasks = ["cartpole", "halfcheetah"]
+    made.add_argument("--tasks", nargs="*", choices=tasks, default=tasks, help="tasks to measure (default: all)")
     options = made.parse_args()
     rounds = options.rounds or (1 if options.quick else 5)
     report = Report("train", options, peers=["gymnasium", "mujoco", "stable-baselines3", "torch"])

@@ -153,7 +153,9 @@ def race_of(report: Report, task: Task, quick: bool, rounds: int) -> None:
 
 def main() -> None:
     made = parser(__doc__.splitlines()[0])
-    made.add_argument("--tasks", nargs="*", choices=list(TASKS), default=list(TASKS))
+    made.add_argument(
+        "--tasks", nargs="*", choices=list(TASKS), default=list(TASKS), help="tasks to measure (default: all)"
+    )
     options = made.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
     report = Report("train_off_policy", options, peers=["gymnasium", "stable-baselines3", "torch"])

@@ -546,7 +546,9 @@ def add_start_tables(report: Report, options: Any, rounds: int, num_envs: int) -
         return rows
 
     add_table(f"starting {num_envs} CartPole-v1", "a new Python process until the first reset", with_imports=True)
-    rows = add_table(f"making {num_envs} CartPole-v1", "the imports' end until the first reset", with_imports=False)
+    rows = add_table(
+        f"making {num_envs} CartPole-v1", "all that follows the imports, until the first reset", with_imports=False
+    )
     report.expect(
         Expectation(
             f"{num_envs} CartPole-v1 are created in less than a third of the time of gymnasium Async",
@@ -568,7 +570,9 @@ def add_start_tables(report: Report, options: Any, rounds: int, num_envs: int) -
 
 def main() -> None:
     arguments = parser(__doc__.splitlines()[0])
-    arguments.add_argument("--workload", nargs="*", choices=list(MAKE), default=list(MAKE), help="environments to step")
+    arguments.add_argument(
+        "--workload", nargs="*", choices=list(MAKE), default=list(MAKE), help="environments to step (default: all)"
+    )
     arguments.add_argument("--num-envs", nargs="*", type=int, help="number of environments (default: 8 64 256)")
     arguments.add_argument("--peers", nargs="*", choices=list(LIBRARIES), default=list(LIBRARIES),
                            help="libraries to compare with memlane (default: all)")  # fmt: skip

@@ -1,8 +1,8 @@
 """How long does it take to publish a policy's weights and to read them, and does a stopped reader delay the writer?
 
-An operation is one publication and one read into the tensors of a state dict, in one process, so that only the copying
-and the synchronisation are measured. The peer is the usual hand-written code: one flat tensor in shared memory, a
-version, and a lock around both.
+In the first two tables an operation is one publication and one read into the tensors of a state dict, in one process,
+so that only the copying and the synchronisation are measured. In the others it is a read or a publication, also beside
+another process. The peer is the usual hand-written code: shared tensors, a version, and a lock around both.
 """
 
 from __future__ import annotations
@@ -212,10 +212,12 @@ def main() -> None:
         Contender("locked shared tensors", "peer", lambda: beside_a_writer(LockedTensors, hidden, count)),
     ]
     race(contended, rounds)
-    report.add(Table(f"{size} parameters, beside a writer", "memlane", contended, "a read while another publishes"))
+    report.add(
+        Table(f"{size} parameters, beside a writer", "memlane", contended, "a read while another process publishes")
+    )
     report.expect(
         Expectation(
-            f"{size} parameters are read at least 8 times faster than from a locked shared tensor, beside a writer",
+            f"beside a writer, {size} parameters are read at least 8 times as fast as from a locked shared tensor",
             ratio(min(contended[1:], key=lambda row: row.median), contended[0]),
             at_least=8,
         )
@@ -229,7 +231,11 @@ def main() -> None:
     nbytes = 4 * parameters(policy(990))
     report.add(Table("reading 1 M parameters", "memlane read", large, "a read", operation_bytes=nbytes))
     report.expect(
-        Expectation("1 M parameters are read on a par with memcpy (1.15)", ratio(large[0], large[1]), at_most=1.15)
+        Expectation(
+            "a read of 1 M parameters takes at most 1.15 times as long as memcpy",
+            ratio(large[0], large[1]),
+            at_most=1.15,
+        )
     )
     stopped = [
         Contender("reader stopped", "memlane", lambda: publishing(990, repeats, stopped_reader=True)),
@@ -238,7 +244,11 @@ def main() -> None:
     race(stopped, rounds)
     report.add(Table("publishing beside a reader", "reader stopped", stopped, "a publication of 1 M parameters"))
     report.expect(
-        Expectation("a publication is never delayed by a stopped reader", ratio(stopped[0], stopped[1]), at_most=1.1)
+        Expectation(
+            "beside a stopped reader, a publication takes at most 1.1 times as long as beside one that reads",
+            ratio(stopped[0], stopped[1]),
+            at_most=1.1,
+        )
     )
     report.finish()
 
