@@ -207,9 +207,8 @@ class Template:
                 env=environment,
             )
         self._line = Connection(ours.detach())
-        Peer(
-            1, 0
-        ).fileno()  # opens the one descriptor that stands for all dead peers, so that counts of descriptors hold
+        # Opens the one descriptor that stands for all dead peers, so that counts of descriptors hold.
+        Peer(1, 0).fileno()
 
     def _ask(self, *request: Any) -> Any:
         self._line.send_bytes(pickle.dumps(request))

@@ -49,7 +49,8 @@ def take_and_die(ring: Ring) -> None:
 
 
 def write_slots(board: Segment, place: int, ring: Ring, seed: int) -> None:
-    """Write as fast as possible, in place or by copy. The board has the number that may be out and that must be."""
+    """Write as fast as possible, in place or by copy. On the board, ``begun`` is the last number that may be committed,
+    ``committed`` the last one that is."""
     chance = random.Random(seed)
     phase, begun, committed = phase_of(board, place), board["begun"], board["committed"]
     writer, payload = ring.writer(place), Payload()

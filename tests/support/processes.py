@@ -183,7 +183,7 @@ def total(segment: Segment) -> float:
 
 
 def total_after(segment: Segment, start: Segment) -> float:
-    """As ``total``, but only after the sender has rung the bell of ``start``."""
+    """As ``total``, but only after the sender has stored 1 in the signal ``bell`` of ``start``."""
     start.signal("bell").wait(1, timeout=PATIENCE)
     return total(segment)
 
@@ -226,7 +226,7 @@ def sleep_forever() -> None:
 
 
 def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Segment) -> None:
-    """Tie this process to the life of ``peer``, ring the bell, and sleep."""
+    """Let this process die with ``peer``, advance the signal ``bell``, and sleep."""
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with(peer, grace)
@@ -237,7 +237,7 @@ def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Seg
 
 
 def parent_of_tied_child(name: str, method: str, grace: float, stubborn: bool) -> None:
-    """Run a child that is tied to this process, which the test kills."""
+    """Run a child that dies with this process, which the test kills."""
     with Segment.attach(name) as board:
         context = mp.get_context(method)
         process = context.Process(  # type: ignore[attr-defined]

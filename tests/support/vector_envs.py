@@ -222,7 +222,7 @@ def bad_pickle() -> BadPickle:
 
 @contextlib.contextmanager
 def ours(env_fns: Sequence[Callable[[], Any]], **arguments: Any) -> Iterator[AsyncVectorEnv]:
-    """Closed at the end of a test, also if it fails while a call is pending."""
+    """memlane's vector environment, closed at the end of a test, also if the test fails while a call is pending."""
     envs = AsyncVectorEnv(env_fns, **{"num_workers": 2, **arguments})
     try:
         yield envs
