@@ -1,4 +1,4 @@
-"""PPO in a single file, in the style of CleanRL: torch and memlane's vector environments, nothing else.
+"""PPO in a single file, in the style of CleanRL: networks in torch, and memlane's vector environments.
 
 Use it if you want to write the training loop yourself, with memlane only as a fast vector environment. It prints the
 mean return every 10 updates, and at the end whether CartPole-v1 was solved.

@@ -1,4 +1,4 @@
-"""SAC in a single file, in the style of CleanRL: torch, memlane's native environments and replay, nothing else.
+"""SAC in a single file, in the style of CleanRL: networks in torch, and memlane's native environments and replay.
 
 Use it if you want to write the training loop yourself, with memlane's replay, which samples the next batch in the
 background. It prints the mean return every 2,000 steps, and at the end whether Pendulum-v1 was solved.

@@ -82,7 +82,7 @@ def main() -> None:
         num_envs=16,
         max_steps=args.steps,
         run_dir=args.run_dir,
-        config={"learning_rate": 1e-3, "update_epochs": 8, "minibatch_size": 256},  # of memlane.train.APPOConfig
+        config={"learning_rate": 1e-3, "update_epochs": 8, "minibatch_size": 256},  # fields of memlane.train.APPOConfig
     )
     result = train(options, on_update=print_progress)
     print(f"mean return of the trained policy: {result.evaluation['mean_return']:.1f}")
