@@ -159,7 +159,7 @@ def simple_queue() -> tuple[Callable[[bytes], object], Callable[[], bytes]]:
 
 
 class DuplexPipeHandOff(ChannelHandOff):
-    """``Pipe()`` by default: one socket pair for both ways, slower than two one-way pipes."""
+    """``Pipe()`` by default: one socket pair for both ways."""
 
     def __init__(self) -> None:
         near, far = CONTEXT.Pipe()
