@@ -1,4 +1,4 @@
-// Bindings of the core: mappings, signals, atomic words, row copies and the lifeline.
+// Bindings of the core: mappings, signals, atomic words, row copies, the lifeline and scheduling.
 
 #include <cstdint>
 #include <memory>
@@ -11,6 +11,7 @@
 
 #include "lanes/rows.hpp"
 #include "os/lifeline.hpp"
+#include "os/scheduling.hpp"
 #include "python/gil.hpp"
 #include "python/module.hpp"
 #include "python/numpy_arrays.hpp"
@@ -140,6 +141,8 @@ void bind_core(nb::module_ &m) {
         .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a,
              "Copy row i of every field of `values` to row `indices[i]`.");
 
+    m.def("request_time_slice", &request_time_slice, "slice_ns"_a,
+          "Ask the kernel for time slices of this length for this thread. False if it does not grant them.");
     m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
 }

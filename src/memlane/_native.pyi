@@ -102,6 +102,9 @@ class Rows:
     def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None:
         """Copy row i of every field of `values` to row `indices[i]`."""
 
+def request_time_slice(slice_ns: int) -> bool:
+    """Ask the kernel for time slices of this length for this thread. False if it does not grant them."""
+
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
 
@@ -412,9 +415,10 @@ class StepLoop:
         envs: list[Any],
         first_env: int,
         autoreset: bool,
+        wait_for_commands: bool,
     ) -> None: ...
-    def next_command(self) -> int:
-        """Wait for the next command that needs Python, and return it."""
+    def next_command(self) -> int | None:
+        """Wait for the next command that needs Python. None if there is none and the loop must not wait."""
     def start(self, actions: Sequence[Any] | NDArray[Any]) -> None:
         """Start a step of all environments; `next_exception` runs it."""
     def next_exception(self) -> ExceptionalStep | None:

@@ -5,7 +5,6 @@ The checks need neither torch nor a working training: people run them when somet
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import math
 import mmap
@@ -23,6 +22,7 @@ from typing import Literal
 
 from memlane._native import Mapping
 from memlane.core import Signal, WaitTimeout, leftovers
+from memlane.core.cores import cpu_limit
 from memlane.core.memory import cgroup_memory, format_bytes, machine_memory
 from memlane.core.names import directory
 
@@ -122,34 +122,6 @@ def cores(proc: Path = _PROC, cgroups: Path = _CGROUPS, affinity: int | None = N
         yield Finding("warn", "cores", found, fix)
     else:
         yield Finding("ok", "cores", found)
-
-
-def cpu_limit(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float | None:
-    """The lowest CPU limit of the control groups around this process, in cores; None without a limit."""
-    limits = []
-    with contextlib.suppress(OSError):
-        for line in (proc / "self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = cgroups / "cpu" if controllers else cgroups
-            innermost = root / path.lstrip("/")
-            for group in [innermost, *innermost.parents]:
-                if group != root and root not in group.parents:
-                    break
-                limits += _cpu_quota(group)
-    return min(limits, default=None)
-
-
-def _cpu_quota(group: Path) -> list[float]:
-    """The CPU limit of one control group, version 2 or 1; empty without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()
-            return [] if quota == "max" else [int(quota) / int(period)]
-        quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
-        return [int(quota) / int(period)] if int(quota) > 0 else []
-    return []
 
 
 def memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[Finding]:

@@ -52,9 +52,17 @@ def assert_same_run(
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
 def test_a_run_is_the_same_whatever_the_number_of_workers(workers: int, mode: AutoresetMode) -> None:
     assert_same_run(chances(EVERYTHING, ACTIONS, 5), 25, mode, num_workers=workers)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("shared_memory", [True, False], ids=["shared memory", "messages"])
+def test_a_run_in_the_caller_is_the_same_with_and_without_shared_memory(
+    shared_memory: bool, mode: AutoresetMode
+) -> None:
+    assert_same_run(chances(EVERYTHING, ACTIONS, 4), 20, mode, num_workers=0, shared_memory=shared_memory)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

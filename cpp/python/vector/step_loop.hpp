@@ -46,14 +46,16 @@ class StepLoop {
     // `requested_step` and `completed_step` count the steps of each environment for `send`. `read_actions` returns the actions
     // of all environments of this worker, `read_action` the action of one. `envs` is read in every step: the worker may
     // replace its items. `first_env` is the index of the worker's first environment in the batch. `autoreset`: an environment
-    // that needs a reset is reset instead of its next step.
+    // that needs a reset is reset instead of its next step. `wait_for_commands`: false if the parent's thread runs this loop.
     StepLoop(nb::object command, nb::object writer, nb::list quorums, nb::object requested_step, nb::object completed_step,
-             nb::callable read_actions, nb::callable read_action, nb::list envs, std::int64_t first_env, bool autoreset)
+             nb::callable read_actions, nb::callable read_action, nb::list envs, std::int64_t first_env, bool autoreset,
+             bool wait_for_commands)
         : owners_{command, writer, quorums, requested_step, completed_step}, command_(nb::cast<CommandWord *>(command)),
           writer_(nb::cast<StepWriter *>(writer)), requested_step_(nb::cast<Words *>(requested_step)),
           completed_step_(nb::cast<Words *>(completed_step)), read_actions_(std::move(read_actions)),
           read_action_(std::move(read_action)), envs_(std::move(envs)), states_(writer_->num_envs, EnvState::running),
-          first_env_(first_env), autoreset_(autoreset), first_command_(command_->issued()), last_command_(first_command_) {
+          first_env_(first_env), autoreset_(autoreset), wait_for_commands_(wait_for_commands),
+          first_command_(command_->issued()), last_command_(first_command_) {
         for (nb::handle quorum : quorums)
             quorums_.push_back(nb::cast<Quorum *>(quorum));
         quorum_ = quorums_.at(0);
@@ -62,9 +64,11 @@ class StepLoop {
     }
 
     // Waits for the next command that needs Python, and returns it. A step has begun then: `next_exception` continues it, and
-    // for a `send` then `complete_sent` and `step_sent`.
-    std::int64_t next_command() {
+    // for a `send` then `complete_sent` and `step_sent`. Nothing, if all commands are executed and it must not wait.
+    std::optional<std::int64_t> next_command() {
         for (;;) {
+            if (!wait_for_commands_ && command_->issued() == last_command_)
+                return std::nullopt;
             const CommandWord::Content content = command_->wait(++last_command_);
             quorum_ = quorums_.at(static_cast<std::size_t>(content.cell));
             writer_->progress_words[progress::current_env].store(0, std::memory_order_relaxed);
@@ -278,6 +282,7 @@ class StepLoop {
     nb::list infos_;
     std::int64_t first_env_;
     bool autoreset_;
+    bool wait_for_commands_;
     std::int64_t first_command_, last_command_; // values of `go`: before the first command, and of the last
     nb::object actions_; // of the environments from `begin_` on
     std::size_t begin_ = 0, index_ = 0, end_ = 0;

@@ -95,10 +95,11 @@ void bind_vector(nb::module_ &m) {
 
     nb::class_<StepLoop>(m, "StepLoop", "A worker's side of a step. Owns the state of its environments and their infos.")
         .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
-                      std::int64_t, bool>(),
+                      std::int64_t, bool, bool>(),
              "command"_a, "writer"_a, "quorums"_a, "requested_step"_a, "completed_step"_a, "read_actions"_a, "read_action"_a,
-             "envs"_a, "first_env"_a, "autoreset"_a)
-        .def("next_command", &StepLoop::next_command, "Wait for the next command that needs Python, and return it.")
+             "envs"_a, "first_env"_a, "autoreset"_a, "wait_for_commands"_a)
+        .def("next_command", &StepLoop::next_command,
+             "Wait for the next command that needs Python. None if there is none and the loop must not wait.")
         .def("start", &StepLoop::start, "actions"_a, "Start a step of all environments; `next_exception` runs it.")
         .def("next_exception", &StepLoop::next_exception,
              "Run the step up to the next exceptional one. None: all environments are stepped.")

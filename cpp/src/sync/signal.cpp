@@ -23,13 +23,16 @@ constexpr std::int64_t yield_contended_ns = 5'000;
 // A yield without another runnable thread returns faster than this.
 constexpr std::int64_t yield_alone_ns = 1'000;
 
-// A thread that ran for more than this many spin limits during a yield did not block: the scheduler preempted it.
-constexpr std::int64_t limits_per_turn = 20;
+// A thread that ran for longer than this during a yield did not block: the scheduler preempted it at the end of its turn.
+constexpr std::int64_t turn_ns = 1'000'000;
 
-// One wait in this many spins for the full limit, whatever the budget is. Two processes that wait for each other and
-// both sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs 50 us in
-// 16 waits.
-constexpr std::uint32_t waits_per_probe = 16;
+// One wait in this many is a probe: it spins for the full limit, whatever the budget is. Two processes that wait for each
+// other and both sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs
+// 50 us in 16 waits.
+constexpr std::uint32_t min_waits_per_probe = 16;
+// A probe on a core that another thread wants costs that thread's time slice, which is milliseconds, and a sleeper would
+// have been woken meanwhile. So each probe that finds the core contended doubles the number of waits to the next one.
+constexpr std::uint32_t max_waits_per_probe = 4096;
 
 inline void pause_core() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -74,26 +77,32 @@ std::int64_t default_spin_limit_ns() {
     return limit_ns;
 }
 
+Spin::Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns), waits_per_probe_(min_waits_per_probe) {}
+
 bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns) {
     if (limit_ns_ == 0)
         return false;
+    const bool probing = ++waits_ >= waits_per_probe_;
+    if (probing)
+        waits_ = 0;
+    std::int64_t budget_ns = probing ? limit_ns_ : budget_ns_;
     std::int64_t begin = now_ns();
     std::int64_t now = begin;
     bool contended = false;
-    std::int64_t budget_ns = ++waits_ % waits_per_probe == 0 ? limit_ns_ : budget_ns_;
     if (shares_core_) { // the last wait ended in a yield that let the awaited process run: yield first
         sched_yield();
+        now = now_ns();
+        const std::int64_t yielded_ns = now - begin;
+        contended = yielded_ns > turn_ns;
+        shares_core_ = yielded_ns > yield_alone_ns && !contended;
         if (see(cell.value) >= until)
             return true;
-        now = now_ns();
-        shares_core_ = now - begin > yield_alone_ns;
-        if (now - begin > yield_contended_ns) {
+        if (yielded_ns > yield_contended_ns) {
             // Another thread ran. If it was one of several awaited workers, the others will be done in about the same
             // time, and sleeping now would cost a wake-up from another core: with two workers of 32 CartPoles each,
             // where the one on the other core was later, that took 40 us, and takes 9 us with this spin. If it was an
             // unrelated thread, the next yield shows it.
-            contended = now - begin > limits_per_turn * limit_ns_;
-            budget_ns = now - begin;
+            budget_ns = yielded_ns;
             begin = now;
         }
     }
@@ -111,13 +120,18 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
         if (before - begin > 2'000)
             sched_yield();
         now = now_ns();
-        contended = now - before > yield_contended_ns;
-        if (now - before > yield_alone_ns && see(cell.value) >= until) {
+        const std::int64_t yielded_ns = now - before;
+        contended = yielded_ns > yield_contended_ns;
+        if (yielded_ns > yield_alone_ns && yielded_ns <= turn_ns && see(cell.value) >= until) {
             shares_core_ = true;
             return true;
         }
     }
     budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), contended ? spin_floor_ns : budget_ns_ / 2);
+    if (contended)
+        waits_per_probe_ = std::min(waits_per_probe_ * 2, max_waits_per_probe);
+    else if (probing)
+        waits_per_probe_ = min_waits_per_probe;
     return see(cell.value) >= until;
 }
 

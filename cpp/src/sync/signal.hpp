@@ -37,11 +37,11 @@ inline constexpr std::int64_t slice_ns = 100'000'000;
 // thread's waits:
 //   a wait that ended while spinning       the next spin may be longer
 //   a spin in vain                         the next spin is shorter
-//   other threads queue for this core      the wait sleeps at once
+//   other threads queue for this core      the wait sleeps at once, and so do the next ones, twice as many each time
 //   a yield let the awaited process run    the next wait yields first, and may spin for as long as that yield took
 class Spin {
   public:
-    explicit Spin(std::int64_t limit_ns) : limit_ns_(limit_ns), budget_ns_(limit_ns) {}
+    explicit Spin(std::int64_t limit_ns);
     std::int64_t limit_ns() const { return limit_ns_; }
     // Spins; true if the cell reached `until` meanwhile.
     bool until(const SignalCell &cell, std::int64_t until, std::int64_t deadline_ns);
@@ -49,7 +49,8 @@ class Spin {
   private:
     std::int64_t limit_ns_;
     std::int64_t budget_ns_;
-    std::uint32_t waits_ = 0;
+    std::uint32_t waits_ = 0; // since the last probe
+    std::uint32_t waits_per_probe_;
     bool shares_core_ = false; // whether the awaited process runs on the waiter's core
 };
 

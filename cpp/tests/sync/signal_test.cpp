@@ -242,6 +242,32 @@ TEST("a process bound to one core of several still spins by default: its peer ma
     CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
 }
 
+TEST("waits on a core that another thread wants stop spinning") {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    std::atomic<bool> end{false};
+    int spun = 0;
+    std::thread waiter([&] {
+        sched_setaffinity(0, sizeof one, &one);
+        std::thread busy([&] { // inherits the affinity
+            while (!end.load(std::memory_order_relaxed)) {
+            }
+        });
+        Shared<SignalCell> cell;
+        Spin spin(200'000);
+        for (int wait = 0; wait < 2000; ++wait) {
+            const std::int64_t begin = now_ns();
+            CHECK(!spin.until(*cell, 1, forever_ns));
+            spun += now_ns() - begin > 50'000;
+        }
+        end.store(true, std::memory_order_relaxed);
+        busy.join();
+    });
+    waiter.join();
+    CHECK(spun < 40); // 125 of them would be probes if contention did not make probes rarer
+}
+
 // ----------------------------------------------------------------------------------------------------------- deaths
 
 TEST("a wait ends within a second of the death of one of the watched processes and identifies it") {

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import multiprocessing as mp
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -36,6 +35,7 @@ from memlane.vector.errors import CallTimeout
 from memlane.vector.infos import InfoColumn, Kind, PackedInfos, as_range, merge, pack, unpack
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
+from memlane.vector.placement import choose_placement
 from memlane.vector.rollout_slot import store_observations, store_step
 from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
 from memlane.vector.supervisor import AsyncState, OnError, Supervisor
@@ -139,7 +139,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             observation_mode: "same", "different", or a tuple of batch and single observation space.
             autoreset_mode: When ended episodes are reset: "NextStep", "SameStep" or "Disabled".
             max_concurrency: The largest number of environments that run at the same time: here, of workers.
-            num_workers: Worker processes; each runs a contiguous range of the environments. Default: one per core.
+            num_workers: Worker processes; each runs a contiguous range of the environments. Default: one per core. With
+                0, this process steps the environments: faster for a few cheap ones, but a crash ends the program.
             capacity: The largest observations of Graph and Sequence spaces; see ``memlane.spaces.Capacity``.
             action_capacity: The largest actions of Graph and Sequence spaces.
             info_spec: Numeric infos that go through shared memory: key to (dtype, shape). Other infos are pickled.
@@ -179,17 +180,24 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._unreceived_infos: dict[int, dict[str, Any]] = {}
         """Infos of environments that were sent an action, until ``recv`` returns them."""
 
-        self.num_workers = _check_num_workers(num_workers, self.max_concurrency, self.num_envs)
+        if num_workers == 0 and step_timeout is not None:
+            raise ValueError(
+                f"step_timeout={step_timeout:g} needs num_workers=1 or more: with 0 the environments run in "
+                "this process, where none that hangs can be killed"
+            )
+        self.placement = choose_placement(self.num_envs, num_workers, self.max_concurrency, pin_workers)
+        """How many workers there are, where they run, and why."""
+        self.num_workers = self.placement.num_workers
         assets = {name: _create_asset(array) for name, array in (shared_assets or {}).items()}
         self._workers = WorkerPool(
             env_fns,
-            split_envs(self.num_envs, self.num_workers),
+            split_envs(self.num_envs, max(self.num_workers, 1)),
             context=context,
             daemon=daemon,
             name=type(self).__name__,
             autoreset_mode=self.autoreset_mode,
             restart_envs=on_error == "restart",
-            pin=pin_workers,
+            placement=self.placement,
             assets=assets,
         )
         ready = self._workers.start()
@@ -494,13 +502,15 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Begin a ``call``; ``call_wait`` returns its results."""
         self._require_idle("call_async")
-        self._supervisor.send_messages(AsyncState.WAITING_CALL, [("call", name, args, kwargs)] * self.num_workers)
+        self._supervisor.send_messages(
+            AsyncState.WAITING_CALL, [("call", name, args, kwargs)] * len(self._workers.ranges)
+        )
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for a ``call_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending."""
         self._require_pending("call_wait", AsyncState.WAITING_CALL)
         _, results = self._finish("call_wait", timeout)
-        return tuple(result for worker in range(self.num_workers) for result in results[worker])
+        return tuple(result for worker in range(len(self._workers.ranges)) for result in results[worker])
 
     def apply(self, function: Callable[[Env[Any, Any]], Any], env_ids: Sequence[int] | None = None) -> tuple[Any, ...]:
         """Call ``function(env)`` in the workers, for all environments or those of ``env_ids``; returns the results in
@@ -663,14 +673,6 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if not self.closed and hasattr(self, "_supervisor"):
             self.close(terminate=True)
-
-
-def _check_num_workers(num_workers: int | None, max_concurrency: int | None, num_envs: int) -> int:
-    if num_workers is None:
-        num_workers = len(os.sched_getaffinity(0))
-    elif num_workers < 1:
-        raise ValueError(f"num_workers must be 1 or more, found {num_workers}")
-    return min(num_workers, num_envs, max_concurrency or num_envs)
 
 
 def _check_concurrency(max_concurrency: Any) -> int | None:

@@ -24,6 +24,7 @@ from memlane._native import COMMAND_MESSAGE, COMMAND_SEND, COMMAND_STEP
 from memlane.core import WaitTimeout
 from memlane.core.children import RestartWindow
 from memlane.vector.errors import RestartLimit, WorkerDied
+from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Message, pickle_for_worker
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
@@ -139,12 +140,16 @@ class Supervisor:
         self._last_messages.clear()
         self._expected_arrivals += self._steps.spec.num_envs  # first: Ctrl-C may come with the return of the next call
         self._commands.issue_all(self._cell, COMMAND_STEP)
+        if self._pool.local is not None:
+            self._run_local(self._pool.local)
 
     def _issue_send(self, arrivals: Mapping[int, int]) -> None:
         workers, count = list(arrivals), sum(arrivals.values())
         self._last_messages.clear()  # also of the workers that get no command now
         self._expected_arrivals += count
         self._commands.issue(workers, self._cell, COMMAND_SEND)
+        if self._pool.local is not None:
+            self._run_local(self._pool.local)
 
     def _issue_messages(self, messages: Sequence[tuple[Any, ...]]) -> None:
         pickled = [pickle_for_worker(message) for message in messages]  # all of them before any is sent: one may fail
@@ -156,8 +161,18 @@ class Supervisor:
                 with contextlib.suppress(WorkerDied):
                     self._send_content(handle, content)
                 self._expected_arrivals += len(handle.envs)
+            if self._pool.local is not None:
+                self._run_local(self._pool.local)
         except KeyboardInterrupt:
             self.broken = "Ctrl-C interrupted a call after some of the workers had been sent their message"
+            raise
+
+    def _run_local(self, local: LocalWorker) -> None:
+        """Let the worker in this process execute what was issued, so that no wait has anything to wait for."""
+        try:
+            local.run()
+        except BaseException as error:  # what environments raise is caught and handed over; this is Ctrl-C or sys.exit
+            self.broken = f"{type(error).__name__} interrupted the environments, which run in this process"
             raise
 
     # ----------------------------------------------------------------------------------------------------- waiting

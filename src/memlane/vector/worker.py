@@ -40,6 +40,7 @@ from memlane.vector.channel import Channel
 from memlane.vector.errors import episode_ended
 from memlane.vector.infos import pack, pack_floats
 from memlane.vector.messages import Failure, Message, Ready, pickle_for_parent
+from memlane.vector.placement import SLICE_NS
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.step_writer import StepWriter
 
@@ -79,17 +80,19 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     if task.core is not None:
         os.sched_setaffinity(0, {task.core})
+    if task.spin and not os.environ.get("NOSLICE"):
+        _native.request_time_slice(SLICE_NS)
     # For libraries that are loaded from here on: with a thread per core in each worker, the threads would share cores.
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
-    _assets.update({name: _map_read_only(segment) for name, segment in task.assets.items()})
+    use_assets(task.assets)
     channel = Channel(connection)
     envs: list[Env[Any, Any]] = []
     try:
         try:
             env_fns: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
             envs.extend(env_fn() for env_fn in env_fns)
-            channel.send(pickle_for_parent(_describe_envs(envs)))
+            channel.send(pickle_for_parent(describe_envs(envs)))
         except BaseException as error:
             failure = Failure.from_exception(error, task.worker, task.envs.start + len(envs), 0)
             channel.send(pickle_for_parent(failure))
@@ -97,7 +100,9 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
         steps: StepSegment | None = cloudpickle.loads(channel.receive())
         if steps is None:  # the parent has refused the environments
             return
-        Worker(task, env_fns, envs, channel, steps).run()
+        worker = Worker(task, env_fns, envs, channel, steps)
+        channel.send(pickle_for_parent(None))  # the step segment is mapped: the parent may issue commands
+        worker.execute_commands()
     except EOFError:
         pass  # the parent has closed the channel
     finally:
@@ -115,6 +120,11 @@ def shared_assets() -> dict[str, Any]:
     return _assets
 
 
+def use_assets(assets: dict[str, Segment]) -> None:
+    """Make these arrays the ``shared_assets`` of this process."""
+    _assets.update({name: _map_read_only(segment) for name, segment in assets.items()})
+
+
 def _map_read_only(segment: Segment) -> Any:
     """Map an asset so that this process cannot write to it, not even through another mapping."""
     field = segment.layout["array"]
@@ -123,7 +133,7 @@ def _map_read_only(segment: Segment) -> Any:
     return np.ndarray(field.shape, field.dtype, memoryview(mapping), offset)
 
 
-def _describe_envs(envs: list[Env[Any, Any]]) -> Ready:
+def describe_envs(envs: list[Env[Any, Any]]) -> Ready:
     observation_spaces: list[Space[Any]] = []
     action_spaces: list[Space[Any]] = []
     space_indices = [
@@ -158,6 +168,8 @@ class Worker:
         envs: list[Env[Any, Any]],
         channel: Channel,
         steps: StepSegment,
+        *,
+        wait_for_commands: bool = True,
     ) -> None:
         self.worker = task.worker
         self.first_env = task.envs.start
@@ -196,15 +208,16 @@ class Worker:
             self.envs,
             self.first_env,
             autoreset=self.mode is AutoresetMode.NEXT_STEP,
+            wait_for_commands=wait_for_commands,
         )
 
-    def run(self) -> None:
-        """Execute commands until ``COMMAND_CLOSE``."""
-        self.channel.send(pickle_for_parent(None))  # the step segment is mapped: the parent may issue commands
+    def execute_commands(self) -> int | None:
+        """Execute commands until ``COMMAND_CLOSE``, which is returned; without ``wait_for_commands``, those that were
+        issued."""
         while True:
             command = self.step_loop.next_command()
-            if command == COMMAND_CLOSE:
-                return
+            if command is None or command == COMMAND_CLOSE:
+                return command
             if command == COMMAND_SEND:
                 self._finish_sent()
             elif command == COMMAND_STEP:

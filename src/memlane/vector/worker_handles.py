@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import multiprocessing.connection
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from memlane.core.children import ensure_fork_server, exit_of, one_thread_each, 
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
 from memlane.vector.messages import Failure, Ready, pickle_for_worker
+from memlane.vector.placement import Placement
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
 
@@ -112,12 +112,16 @@ class WorkerHandle:
 
     def bind(self, steps: StepSegment) -> None:
         """Send the worker the step segment; ``wait_until_bound`` waits until it is mapped."""
+        self.map_words(steps)
+        self.channel.send(pickle_for_worker(steps))
+
+    def map_words(self, steps: StepSegment) -> None:
+        """Use this worker's words in the step segment."""
         self.steps = steps
         self._command = steps.commands[self.worker]
         self._issued_before = self._command.issued
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
-        self.channel.send(pickle_for_worker(steps))
 
     def wait_until_bound(self, timeout: float | None = None) -> None:
         self._receive(timeout)
@@ -200,7 +204,7 @@ class WorkerPool:
         name: str,
         autoreset_mode: AutoresetMode,
         restart_envs: bool,
-        pin: bool | None,
+        placement: Placement,
         assets: dict[str, Segment],
     ) -> None:
         self._context = mp.get_context(context or "forkserver")
@@ -209,29 +213,26 @@ class WorkerPool:
         self._peers: WatchedPeers | None = None
         self.start_seconds = 0.0
         """How long the start of all workers took, until their environments existed."""
-        cores = sorted(os.sched_getaffinity(0))
-        # By default only when each core gets one worker: two programs with a few workers each would otherwise pin all
-        # of them to the same few cores.
-        pin = len(ranges) == len(cores) if pin is None else pin
         self.ranges = ranges
         """The environments of each worker."""
-        self.handles = [
-            WorkerHandle(
-                worker,
-                envs,
-                Task(
-                    worker,
-                    envs,
-                    cloudpickle.dumps([env_fns[env] for env in envs]),
-                    autoreset_mode,
-                    restart_envs,
-                    cores[worker % len(cores)] if pin else None,
-                    len(ranges) <= len(cores),
-                    assets,
-                ),
-            )
-            for worker, envs in enumerate(ranges)
-        ]
+        from memlane.vector.local_worker import LocalWorker  # it imports this module
+
+        def task(worker: int, envs: range, functions: bytes) -> Task:
+            core = None if placement.cores is None else placement.cores[worker]
+            return Task(worker, envs, functions, autoreset_mode, restart_envs, core, placement.spin, assets)
+
+        self.local: LocalWorker | None = None
+        """The worker of ``num_workers=0``, in this process."""
+        if placement.num_workers == 0:
+            self.local = LocalWorker(0, ranges[0], task(0, ranges[0], b""), env_fns=env_fns)
+        self.handles: list[WorkerHandle] = (
+            [self.local]
+            if self.local is not None
+            else [
+                WorkerHandle(worker, envs, task(worker, envs, cloudpickle.dumps([env_fns[env] for env in envs])))
+                for worker, envs in enumerate(ranges)
+            ]
+        )
         self.worker_of_env = np.repeat(np.arange(len(ranges)), [len(envs) for envs in ranges])
         """The worker of each environment."""
 
@@ -239,6 +240,9 @@ class WorkerPool:
         """Start all workers at once; returns when the environments of all of them exist."""
         began = time.monotonic()
         try:
+            if self.local is not None:
+                self._start(self.local)
+                return [self.local.receive_ready()]
             with _starting(self._context):
                 for handle in self.handles:
                     self._start(handle)
@@ -293,7 +297,7 @@ class WorkerPool:
     def peers(self) -> WatchedPeers:
         """All workers, for a wait to watch."""
         if self._peers is None:
-            self._peers = WatchedPeers(self.handles)
+            self._peers = WatchedPeers([] if self.local is not None else self.handles)
         return self._peers
 
     def close(self, timeout: float | None) -> None:
@@ -301,6 +305,8 @@ class WorkerPool:
         for handle in self.handles:
             with contextlib.suppress(Exception):
                 handle.issue(COMMAND_CLOSE, 0)
+        if self.local is not None:
+            self.local.run()
         deadline = None if timeout is None else time.monotonic() + timeout
         for handle in self.handles:
             if handle.process is not None:
