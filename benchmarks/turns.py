@@ -31,14 +31,20 @@ class Effort:
     warm_up: float
 
 
-def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SECONDS) -> None:
-    """Run a command to its end in a new session, so that all its workers can be ended with it."""
-    # Several threads in each of many workers compete for cores. Modules are compiled once, as they are for users, so
-    # that no measured start-up compiles them.
+def in_new_process(
+    command: Sequence[str], folder: str, seconds: float = TURN_SECONDS, numeric_threads: int | None = 1
+) -> None:
+    """Run a command to its end in a new session, so that all its workers can be ended with it.
+
+    By default numeric libraries use one thread: several threads in each of many workers compete for cores. None leaves
+    them their default.
+    """
+    # Modules are compiled once, as they are for users, so that no measured start-up compiles them.
     search_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": BYTECODE.name, "PYTHONPATH": search_path
-    }  # fmt: skip
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": BYTECODE.name, "PYTHONPATH": search_path}
+    environment.pop("OMP_NUM_THREADS", None)
+    if numeric_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(numeric_threads)
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with open(Path(folder, "output"), "w+") as output:
         process = subprocess.Popen(
@@ -58,11 +64,13 @@ def in_new_process(command: Sequence[str], folder: str, seconds: float = TURN_SE
             raise RuntimeError(lines[-1].strip())
 
 
-def turn_in_new_process(script: str, request: dict[str, Any], seconds: float = TURN_SECONDS) -> list[float]:
+def turn_in_new_process(
+    script: str, request: dict[str, Any], seconds: float = TURN_SECONDS, numeric_threads: int | None = 1
+) -> list[float]:
     """Run the benchmark ``script`` with ``--turn request``; return nanoseconds, one value per block."""
     module = f"benchmarks.{Path(script).stem}"
     with tempfile.TemporaryDirectory() as folder:  # pufferlib leaves a link in the directory where it is imported
-        in_new_process([sys.executable, "-m", module, "--turn", json.dumps(request)], folder, seconds)
+        in_new_process([sys.executable, "-m", module, "--turn", json.dumps(request)], folder, seconds, numeric_threads)
         values: list[float] = json.loads(Path(folder, "values.json").read_text())
     return values
 
