@@ -25,6 +25,7 @@ COMMAND_CLOSE: int
 PROGRESS_CURRENT_ENV: int
 PROGRESS_STEPS: int
 PROGRESS_MESSAGES_SENT: int
+PROGRESS_BUSY_NS: int
 PROGRESS_COMMANDS_FINISHED: int
 
 class _Watchable(Protocol):
@@ -377,8 +378,8 @@ class CommandWords:
     def __init__(self, words: list[CommandWord], cores: list[int]) -> None: ...
     def issue(self, workers: list[int], cell: int, command: int) -> None:
         """Issue a command to these workers, a worker on this core last."""
-    def issue_all(self, cell: int, command: int) -> None:
-        """Issue a command to all workers."""
+    def issue_all(self, cell: int, command: int) -> bool:
+        """Issue a command to all workers. True when the placement of the workers is to be looked at."""
 
 class ExceptionalStep:
     """A step that StepLoop leaves to Python."""

@@ -31,6 +31,7 @@ enum : std::size_t {
     steps,             // environment steps since the worker started
     messages_sent,     // messages that the worker has sent to the parent
     commands_finished, // commands that the worker has finished
+    busy_ns,           // time that the worker has spent on commands, without its waits for them
 };
 }
 
@@ -97,13 +98,19 @@ class CommandWords {
                 if ((cores_.at(worker) == this_core) == last)
                     words_[worker]->issue(cell, command);
     }
-    void issue_all(std::int64_t cell, std::int64_t command) { issue(all_, cell, command); }
+    // True after every power of two of commands, from the 512th on: the time to look at how the workers are placed.
+    bool issue_all(std::int64_t cell, std::int64_t command) {
+        issue(all_, cell, command);
+        ++issued_;
+        return issued_ >= 512 && (issued_ & (issued_ - 1)) == 0;
+    }
 
   private:
     nb::list owner_; // keeps the pointers alive
     std::vector<CommandWord *> words_;
     std::vector<int> cores_;
     std::vector<std::size_t> all_;
+    std::uint64_t issued_ = 0;
 };
 
 } // namespace memlane

@@ -70,6 +70,7 @@ class StepLoop {
             if (!wait_for_commands_ && command_->issued() == last_command_)
                 return std::nullopt;
             const CommandWord::Content content = command_->wait(++last_command_);
+            begun_ns_ = now_ns();
             quorum_ = quorums_.at(static_cast<std::size_t>(content.cell));
             writer_->progress_words[progress::current_env].store(0, std::memory_order_relaxed);
             if (content.command == Command::close)
@@ -138,6 +139,8 @@ class StepLoop {
     void finish(std::int64_t arrivals) {
         writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(writer_->num_envs),
                                                              std::memory_order_relaxed);
+        Word &busy_ns = writer_->progress_words[progress::busy_ns];
+        busy_ns.store(busy_ns.load(std::memory_order_relaxed) + now_ns() - begun_ns_, std::memory_order_relaxed);
         // This word shows the parent which worker is late. That the rows are written, it learns from the quorum.
         writer_->progress_words[progress::commands_finished].store(last_command_ - first_command_,
                                                                    std::memory_order_relaxed);
@@ -283,6 +286,7 @@ class StepLoop {
     std::int64_t first_env_;
     bool autoreset_;
     bool wait_for_commands_;
+    std::int64_t begun_ns_ = 0; // when the current command came
     std::int64_t first_command_, last_command_; // values of `go`: before the first command, and of the last
     nb::object actions_; // of the environments from `begin_` on
     std::size_t begin_ = 0, index_ = 0, end_ = 0;

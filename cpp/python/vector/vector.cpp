@@ -43,6 +43,7 @@ void bind_vector(nb::module_ &m) {
     m.attr("PROGRESS_CURRENT_ENV") = static_cast<std::size_t>(progress::current_env);
     m.attr("PROGRESS_STEPS") = static_cast<std::size_t>(progress::steps);
     m.attr("PROGRESS_MESSAGES_SENT") = static_cast<std::size_t>(progress::messages_sent);
+    m.attr("PROGRESS_BUSY_NS") = static_cast<std::size_t>(progress::busy_ns);
     m.attr("PROGRESS_COMMANDS_FINISHED") = static_cast<std::size_t>(progress::commands_finished);
 
     nb::class_<Quorum>(m, "Quorum", "A count that several processes advance and one waits for.")
@@ -82,7 +83,8 @@ void bind_vector(nb::module_ &m) {
         .def(nb::init<nb::list, std::vector<int>>(), "words"_a, "cores"_a)
         .def("issue", &CommandWords::issue, "workers"_a, "cell"_a, "command"_a,
              "Issue a command to these workers, a worker on this core last.")
-        .def("issue_all", &CommandWords::issue_all, "cell"_a, "command"_a, "Issue a command to all workers.");
+        .def("issue_all", &CommandWords::issue_all, "cell"_a, "command"_a,
+             "Issue a command to all workers. True when the placement of the workers is to be looked at.");
 
     nb::class_<ExceptionalStep>(m, "ExceptionalStep", "A step that StepLoop leaves to Python.")
         .def_ro("index", &ExceptionalStep::index, "Index of the environment within its worker.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ SLICE_NS = 1_000_000
 """The time slice that workers ask for: shorter than the default of Linux, 2.8 ms on four cores and more; longer than
 most steps, so that a worker keeps its core until it is done."""
 _CROWDED = 0.1
-"""The share of their time that workers wait for a core, from which on the user is told."""
+"""The share of their time that workers wait for a core, from which on that is said."""
+_WORTH_SAYING = 1.2
+"""How many times as fast steps have to become for a remark."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Placement:
         if self.num_workers == 0:
             return f"no workers ({self.reason})"
         pinned = "not pinned" if self.cores is None else f"pinned to cores {', '.join(map(str, self.cores))}"
-        workers = "1 worker" if self.num_workers == 1 else f"{self.num_workers} workers"
-        return f"{workers}, {pinned}, {'spinning' if self.spin else 'sleeping'} between steps ({self.reason})"
+        waiting = "spinning" if self.spin else "sleeping"
+        return f"{_count(self.num_workers, 'worker')}, {pinned}, {waiting} between steps ({self.reason})"
 
 
 def choose_placement(
@@ -52,14 +55,17 @@ def choose_placement(
     """Decide from the arguments of a vector environment and from the cores that this process may use."""
     cores, usable = core_count(), sorted(os.sched_getaffinity(0))
     if num_workers is None:
-        workers, reason = cores, f"one worker for each of {cores} cores"
+        workers, reason = cores, f"one worker for each of {_count(cores, 'core')}"
     elif num_workers < 0:
         raise ValueError(
             f"num_workers must be 0 (the caller steps the environments), 1 or more, or None, found {num_workers}"
         )
     else:
-        workers, reason = num_workers, f"num_workers={num_workers} on {cores} cores"
-    workers = min(workers, num_envs, max_concurrency or num_envs)
+        workers, reason = num_workers, f"num_workers={num_workers} on {_count(cores, 'core')}"
+    if max_concurrency is not None and max_concurrency < workers:
+        workers, reason = max_concurrency, f"max_concurrency={max_concurrency}"
+    if num_envs < workers:
+        workers, reason = num_envs, "one worker for each environment"
     if workers == 0:
         return Placement(0, None, False, reason)
     # By default only when each core gets one worker: two programs with a few workers each would otherwise pin all of
@@ -69,37 +75,87 @@ def choose_placement(
     return Placement(workers, None, workers <= cores, reason)
 
 
-class RunDelay:
-    """How long processes have waited for a core while they could run, as a share of the time that they used one."""
+class PlacementReview:
+    """Looks at a few steps now and then, and says once what would make them faster.
 
-    def __init__(self, pids: Sequence[int]) -> None:
-        self._before = _scheduled(pids)
+    It compares what the steps took with what the workers spent on them, which is what they would take in one process,
+    and asks the kernel how long the workers had to wait for a core.
+    """
 
-    def share(self, pids: Sequence[int]) -> float:
-        """The share since the last call."""
-        ran_before, waited_before = self._before
-        ran, waited = self._before = _scheduled(pids)
-        total = ran - ran_before + waited - waited_before
-        return (waited - waited_before) / total if total > 0 and ran >= ran_before else 0.0
+    STEPS = 32
+    """Steps that a review looks at."""
+
+    def __init__(self, placement: Placement, num_envs: int) -> None:
+        self._placement = placement
+        self._num_envs = num_envs
+        self._remaining = 0
+        self._given: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are looked at: ``begin_step`` and ``end_step`` are to be called then."""
+        return self._remaining > 0
+
+    def start(self, pids: Sequence[int], busy_ns: int) -> None:
+        """Look at the next steps. ``busy_ns`` is the time that the workers have spent on commands."""
+        self._remaining = self.STEPS
+        self._busy_before = busy_ns
+        self._scheduled_before = _scheduled(pids)
+        self._step_ns = self._began = 0
+
+    def begin_step(self) -> None:
+        self._began = time.monotonic_ns()
+
+    def end_step(self, pids: Sequence[int], busy_ns: int) -> str | None:
+        """Count a step; after the last one, returns advice that was not given before."""
+        if not self._began:  # the step was begun before the review
+            return None
+        self._step_ns += time.monotonic_ns() - self._began
+        self._began = 0
+        self._remaining -= 1
+        if self._remaining:
+            return None
+        ran, waited = (now - then for now, then in zip(_scheduled(pids), self._scheduled_before, strict=True))
+        delay = waited / (ran + waited) if ran > 0 else 0.0
+        kind, advice = ("crowded", self._crowded(delay)) if delay >= _CROWDED else ("local", self._local(busy_ns))
+        if advice is None or kind in self._given:
+            return None
+        self._given.add(kind)
+        return advice
+
+    def _crowded(self, delay: float) -> str | None:
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch is not None else 1
+        cores = core_count()
+        if threads < 2 or threads + self._placement.num_workers <= cores:
+            return None
+        return (
+            f"the workers waited for a core in {delay:.0%} of their time, because torch computes with {threads} "
+            f"threads on {_count(cores, 'core')}; with a small policy, torch.set_num_threads(1) makes both faster"
+        )
+
+    def _local(self, busy_ns: int) -> str | None:
+        busy_us = max(busy_ns - self._busy_before, 1) / self.STEPS / 1000
+        step_us = self._step_ns / self.STEPS / 1000
+        if step_us < _WORTH_SAYING * busy_us:
+            return None
+        envs, workers = _count(self._num_envs, "environment"), _count(self._placement.num_workers, "worker")
+        return (
+            f"a step of {envs} takes {step_us:.0f} us in {workers}, and the environments need {busy_us:.0f} us of "
+            "that: num_workers=0, which steps them in this process, would make steps about "
+            f"{step_us / busy_us:.1f} times as fast"
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _scheduled(pids: Sequence[int]) -> tuple[int, int]:
-    """Nanoseconds that processes ran, and nanoseconds that they waited for a core."""
+    """Nanoseconds that processes ran, and nanoseconds that they could have run and waited for a core."""
     ran = waited = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or the kernel does not count
             values = Path(f"/proc/{pid}/schedstat").read_text().split()
             ran, waited = ran + int(values[0]), waited + int(values[1])
     return ran, waited
-
-
-def advice(share: float, cores: int) -> str | None:
-    """One sentence for a user whose workers wait for cores; None if there is nothing to say."""
-    torch = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch is not None else 1
-    if share < _CROWDED or threads < 2 or threads + cores <= (os.cpu_count() or 1):
-        return None
-    return (
-        f"the workers waited for a core in {share:.0%} of their time, because torch computes with {threads} threads on "
-        f"{cores} cores; torch.set_num_threads(1) makes small policies and the environments faster"
-    )

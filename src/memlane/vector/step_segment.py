@@ -31,7 +31,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane._native import PROGRESS_MESSAGES_SENT
+from memlane._native import PROGRESS_BUSY_NS, PROGRESS_MESSAGES_SENT
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
 from memlane.spaces import fields_of
@@ -136,6 +136,11 @@ class StepSegment:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (StepSegment, (self.segment, self.spec))
+
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds that all workers together have spent on commands."""
+        return self._progress_words.sum(PROGRESS_BUSY_NS, _LINE_WORDS)
 
     @property
     def messages_sent(self) -> int:

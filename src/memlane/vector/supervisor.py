@@ -26,6 +26,7 @@ from memlane.core.children import RestartWindow
 from memlane.vector.errors import RestartLimit, WorkerDied
 from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Message, pickle_for_worker
+from memlane.vector.placement import PlacementReview
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
 
@@ -71,6 +72,7 @@ class Supervisor:
         self._restart_window = RestartWindow(max_restarts, restart_window)
         cores = [-1 if handle.task.core is None else handle.task.core for handle in self._handles]
         self._commands = _native.CommandWords(steps.commands, cores)
+        self._review = PlacementReview(pool.placement, steps.spec.num_envs)
         self._sent: set[int] = set()
         """Environments that were sent an action whose result was not received."""
         self._received: dict[int, list[Message]] = {}
@@ -139,7 +141,10 @@ class Supervisor:
     def _issue_step(self) -> None:
         self._last_messages.clear()
         self._expected_arrivals += self._steps.spec.num_envs  # first: Ctrl-C may come with the return of the next call
-        self._commands.issue_all(self._cell, COMMAND_STEP)
+        if self._review.active:
+            self._review.begin_step()
+        if self._commands.issue_all(self._cell, COMMAND_STEP) and self._pool.local is None:
+            self._review.start(self._pool.pids, self._steps.busy_ns)
         if self._pool.local is not None:
             self._run_local(self._pool.local)
 
@@ -199,6 +204,8 @@ class Supervisor:
             self.pending_call = AsyncState.DEFAULT
             raise
         self.pending_call = AsyncState.DEFAULT
+        if self._review.active and (advice := self._review.end_step(self._pool.pids, self._steps.busy_ns)):
+            logger.warn("%s", advice)
         if not self._received:
             return {}
         received, self._received = self._received, {}

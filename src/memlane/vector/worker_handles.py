@@ -213,6 +213,7 @@ class WorkerPool:
         self._peers: WatchedPeers | None = None
         self.start_seconds = 0.0
         """How long the start of all workers took, until their environments existed."""
+        self.placement = placement
         self.ranges = ranges
         """The environments of each worker."""
         from memlane.vector.local_worker import LocalWorker  # it imports this module
@@ -292,6 +293,11 @@ class WorkerPool:
                 seconds = time.monotonic() - began
                 print(f"memlane: {len(ready)} of {len(self.handles)} workers ready, {seconds:.0f} s", file=sys.stderr)
         return [ready[handle.worker] for handle in self.handles]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the workers."""
+        return [peer.pid for peer in self.peers]
 
     @property
     def peers(self) -> WatchedPeers:
