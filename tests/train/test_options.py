@@ -224,19 +224,6 @@ def test_every_setting_of_the_runner_can_be_set() -> None:
     assert set(settable) | flags == set(RUNNER_SETTINGS)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_setting_has_a_docstring(algo: str) -> None:
-    import ast
-    import inspect
-
-    for config in (Options, memlane.train.NetworkConfig, *algorithm_for(algo).Config.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
-        for field, after in zip(body, [*body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign):
-                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                assert documented, f"{config.__name__}.{ast.unparse(field.target)}"
-
-
 # ------------------------------------------------------------------------------------------------------ the front door
 
 

@@ -19,6 +19,7 @@ from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.runner.async_runner import SETTINGS
 from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import backend_for, check_backend
+from memlane.train.field_docs import document_fields
 from memlane.train.presets import preset_for
 
 
@@ -26,6 +27,7 @@ class OptionError(MemlaneError, ValueError):
     """An environment, an algorithm, a setting or a run directory that cannot be used."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class Options:
     """What to train, on what, and for how long: the argument of ``train``.

@@ -25,11 +25,13 @@ from typing import Any
 import torch
 
 from memlane.runner.protocols import Event
+from memlane.train.field_docs import document_fields
 
 _RECENT_EPISODES = 100
 """Episodes that a mean return is taken over."""
 
 
+@document_fields
 @dataclass
 class Metrics:
     """Measurements of one update."""

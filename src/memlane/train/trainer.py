@@ -18,6 +18,7 @@ import torch
 
 from memlane.train.algorithms import algorithm_for
 from memlane.train.environments import make_envs
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import leaf_arrays
 from memlane.train.options import OptionError, Options, build_config, env_label, load_options, resolve_options
 from memlane.train.run import Metrics, Run
@@ -34,6 +35,7 @@ StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
 """What stopped a training run: the option that set the limit, or Ctrl-C."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class Result:
     """How a training run ended."""

@@ -25,14 +25,16 @@ from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.advantages import gae, v_trace
 from memlane.train.algorithms.base import Algorithm, Learner, require_at_least_one
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import ActorCritic, NetworkConfig, State, leaf_arrays, leaf_fields, leaf_spaces, mask_state
 from memlane.train.optim import Adam
 
 
+@document_fields
 @dataclass(frozen=True)
 class APPOConfig:
-    """Settings of APPO, by CleanRL's names where it has them: for ``Options.config``, ``rl_cfg`` of ``APPO`` and
-    ``memlane train --set``."""
+    """Settings of APPO, by CleanRL's names where it has them: the keys of ``Options.config``, of ``rl_cfg`` of ``APPO``
+    and of ``memlane train --set``. A preset has other values than these defaults."""
 
     num_steps: int = 32
     """Environment steps per rollout and environment."""

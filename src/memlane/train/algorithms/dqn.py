@@ -19,13 +19,16 @@ from torch import Tensor, nn
 from memlane.core.layout import FieldSpec
 from memlane.train.algorithms.base import Learner
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
 from memlane.train.optim import Adam, flatten
 
 
+@document_fields
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``DQN``."""
+    """Settings of DQN: the keys of ``Options.config``, of ``rl_cfg`` of ``DQN`` and of ``memlane train --set``. A
+    preset has other values than these defaults."""
 
     double: bool = True
     """Double Q-learning: the online network chooses the next action, the target network estimates its value."""

@@ -25,12 +25,14 @@ from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.algorithms.base import Algorithm, require_at_least_one
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import NetworkConfig, leaf_arrays, leaf_fields, leaf_spaces
 
 REPLAY_FILE = "replay.memlane"
 """Name of the saved replay in the run's directory, beside the checkpoint."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class OffPolicyConfig:
     """Settings of all off-policy algorithms, by the names of CleanRL and Stable-Baselines3 where they have one."""

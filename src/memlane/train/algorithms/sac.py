@@ -21,15 +21,18 @@ from torch import Tensor, nn
 from memlane.core.layout import FieldSpec
 from memlane.train.algorithms.base import Learner
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
 from memlane.train.optim import Adam, flatten
 
 _MIN_LOG_STD, _MAX_LOG_STD = -5.0, 2.0
 
 
+@document_fields
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``SAC``."""
+    """Settings of SAC: the keys of ``Options.config``, of ``rl_cfg`` of ``SAC`` and of ``memlane train --set``. A
+    preset has other values than these defaults."""
 
     temperature: float = 0.0
     """Weight of the entropy bonus (the alpha of the paper); 0: learned."""
