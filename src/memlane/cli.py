@@ -206,11 +206,9 @@ def evaluate(
         render: Write the first episode to evaluation.gif in the run directory and show it in the report.
     """
     _need_torch()
-    from memlane.train.options import OptionError, load_options
+    from memlane.train.options import load_options
     from memlane.train.trainer import evaluate, load_policy
 
-    if episodes < 1:
-        raise OptionError(f"episodes must be at least 1, found {episodes}")
     options, policy = load_options(run_dir), load_policy(run_dir)
     assert options.backend is not None
     stats = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memlane.train
@@ -172,6 +173,87 @@ def test_unknown_names_in_options_are_answered_with_known_ones(
         train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
     assert str(caught.value).startswith(answer)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"env": 3}, "env must be a Gymnasium id, the name of a native environment, "),
+        ({"algo": None}, "algo must be a string, found None"),
+        ({"collectors": "2"}, "collectors must be an integer, found '2'"),
+        ({"collectors": 1.5}, "collectors must be an integer, found 1.5"),
+        ({"backend": 3}, "backend must be a string, found 3"),
+        ({"seed": None}, "seed must be an integer, found None"),
+        ({"max_steps": "many"}, "max_steps must be an integer, found 'many'"),
+        ({"target": float("nan")}, "target must be a number, found nan"),
+        ({"run_dir": 3}, "run_dir must be a string or a path, found 3"),
+        ({"deterministic": "no"}, "deterministic must be True or False, found 'no'"),
+        ({"config": None}, "config must be a dict, found None"),
+        ({"config": memlane.train.APPOConfig()}, "config must be a dict, found APPOConfig("),
+        ({"config": {"gamma": "high"}}, "gamma must be a number, found 'high'"),
+        ({"config": {"num_steps": 3.5}}, "num_steps must be an integer, found 3.5"),
+        ({"config": {"in_process": "no"}}, "in_process must be True or False, found 'no'"),
+        (
+            {"config": {"network": 3}},
+            "network must be a NetworkConfig or a dict of its settings (hidden, lstm, normalize_observations, "
+            "log_std), found 3",
+        ),
+        ({"config": {"network": {"hidden": 64}}}, "network.hidden must be integers such as (64, 64), found 64"),
+    ],
+)
+def test_options_and_settings_of_another_type_are_errors_that_name_them(
+    wrong: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"max_seconds": -1}, "max_seconds must be above 0, found -1; None: no limit"),
+        ({"save_interval": 0}, "save_interval must be at least 1, found 0"),
+        ({"device": "abacus"}, "device must be a torch device of this machine, such as 'cpu', found 'abacus': "),
+        ({"config": {"gamma": 7}}, "gamma must be from 0 to 1, found 7"),
+        ({"config": {"learning_rate": -3}}, "learning_rate must be at least 0, found -3"),
+        ({"config": {"clip_coef": 0}}, "clip_coef must be above 0, found 0"),
+        ({"config": {"network": {"hidden": (0,)}}}, "network.hidden must be sizes of at least 1, found (0,); "),
+        ({"config": {"network": {"lstm": -1}}}, "network.lstm must be at least 0, found -1; 0: no LSTM"),
+        ({"algo": "dqn", "config": {"epsilon_start": 7}}, "epsilon_start must be from 0 to 1, found 7"),
+        ({"algo": "sac", "config": {"temperature": -1}}, "temperature must be at least 0, found -1"),
+        ({"config": {"torch_threads": 0}}, "torch_threads must be at least 1, found 0"),
+        ({"config": {"env_workers": -1}}, "env_workers must be at least 0 (the collector steps its environments), "),
+        ({"config": {"env_workers": 2}}, "env_workers is for environments in Python, found 2 with the native backend"),
+    ],
+)
+def test_options_and_settings_out_of_range_are_errors_that_name_them(
+    wrong: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 3), ("collectors", 2), ("max_lag", 0), ("deterministic", True)])
+def test_options_among_the_settings_are_errors_instead_of_being_ignored(name: str, value: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve_options(Options("CartPole-v1", config={name: value}))
+    answer = f"config has {name!r}, which is an option: write Options(..., {name}={value!r}) instead"
+    assert str(caught.value) == answer
+
+
+def test_numbers_are_integers_where_options_are() -> None:
+    numbers: dict[str, Any] = {"max_steps": 1e6, "num_envs": np.int64(8), "target": 400}
+    resolved = resolve_options(Options("CartPole-v1", **numbers))
+    assert [repr(getattr(resolved, name)) for name in numbers] == ["1000000", "8", "400.0"]
+
+
+def test_an_environment_instead_of_options_is_an_error_that_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r"must be Options, found 'CartPole-v1'; write Options\('CartPole-v1'\)"):
+        train("CartPole-v1")  # type: ignore[arg-type]
 
 
 def test_an_unregistered_environment_inside_a_function_keeps_its_own_error() -> None:

@@ -41,6 +41,12 @@ class NetworkConfig:
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions. APPO only."""
 
+    def __post_init__(self) -> None:
+        if not all(size >= 1 for size in self.hidden):
+            raise ValueError(f"network.hidden must be sizes of at least 1, found {self.hidden}; (): no hidden layer")
+        if self.lstm < 0:
+            raise ValueError(f"network.lstm must be at least 0, found {self.lstm}; 0: no LSTM")
+
 
 class Normalizer(nn.Module):
     """Running mean and variance of observations. They are buffers of the network, so that a collector reads them in the

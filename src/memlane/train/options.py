@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import os
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from memlane.core import MemlaneError
@@ -70,8 +74,9 @@ class Options:
     device: str = "cpu"
     """Torch device of the learner."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the algorithm (``APPOConfig``, ``SACConfig``, ``DQNConfig``) and of ``AsyncRunner``; they override
-    the preset's. ``network`` may be a dict."""
+    """Settings of the algorithm (``APPOConfig``, ``SACConfig``, ``DQNConfig``) and of ``AsyncRunner``, except those
+    that are options: ``seed``, ``collectors``, ``max_lag`` and ``deterministic``. They override the preset's.
+    ``network`` may be a dict."""
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
 
@@ -79,9 +84,7 @@ class Options:
 def resolve_options(options: Options) -> Options:
     """Check the options and complete them: options that are None, and settings that ``config`` does not have, come from
     the preset."""
-    check_algorithm(options.algo)
-    if options.collectors < 1:
-        raise OptionError(f"collectors must be at least 1, found {options.collectors}")
+    options = _check_options(options)
     try:
         backend = check_backend(options.backend or backend_for(options.env))
     except ValueError as error:
@@ -91,18 +94,47 @@ def resolve_options(options: Options) -> Options:
     networks = preset.config.get("network"), options.config.get("network")
     if isinstance(networks[0], Mapping) and isinstance(networks[1], Mapping):
         config["network"] = {**networks[0], **networks[1]}
-    max_steps = preset.max_steps if options.max_steps is None else options.max_steps
-    if max_steps < 1:
-        raise OptionError(f"max_steps must be at least 1, found {max_steps}")
     return replace(
         options,
         backend=backend,
         num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
-        max_steps=max_steps,
+        max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
         target=preset.target if options.target is None else options.target,
         run_dir=options.run_dir or Path("runs") / f"{env_label(options.env)}-{time.strftime('%Y%m%d-%H%M%S')}",
         config=config,
     )
+
+
+def _check_options(options: Options) -> Options:
+    """Check types and ranges; return the options with numbers such as 1e6 as integers where they are integers."""
+    if not isinstance(options, Options):
+        hint = f"; write Options({options!r})" if isinstance(options, str) else ""
+        raise TypeError(f"the argument must be Options, found {options!r}{hint}")
+    if not (isinstance(options.env, str) or callable(options.env)):
+        raise OptionError(
+            "env must be a Gymnasium id, the name of a native environment, the path of a native library or a function "
+            f"that makes an environment, found {options.env!r}"
+        )
+    options = replace(options, device=str(options.device))
+    try:
+        options = replace(
+            options,
+            **{name: convert(name, getattr(options, name), kind) for name, kind in get_type_hints(Options).items()},
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+    check_algorithm(options.algo)
+    for name in ("collectors", "num_envs", "max_steps", "save_interval"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionError(f"{name} must be at least 1, found {value}")
+    if options.max_seconds is not None and options.max_seconds <= 0:
+        raise OptionError(f"max_seconds must be above 0, found {options.max_seconds:g}; None: no limit")
+    for name in RUNNER_OPTIONS:
+        if name in options.config:
+            value = options.config[name]
+            raise OptionError(f"config has {name!r}, which is an option: write Options(..., {name}={value!r}) instead")
+    return options
 
 
 def load_options(run_dir: str | Path) -> Options:
@@ -137,14 +169,18 @@ def env_label(env: Any) -> str:
 RUNNER_SETTINGS: dict[str, type] = {**SETTINGS, "env_workers": int, "seed": int, "torch_threads": int}
 """Settings that every algorithm takes in ``rl_cfg``, besides those of its ``Config``."""
 
+RUNNER_OPTIONS = ("seed", "collectors", "max_lag", "deterministic")
+"""Settings in ``rl_cfg`` that ``Options`` has a field for, so that ``Options.config`` must not have them."""
+
 _OPTION_NAMES = (
-    "collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds",
+    *RUNNER_OPTIONS, "num_envs", "backend", "target", "max_steps", "max_seconds",
 )  # fmt: skip
 """Options that a command line has flags for, so that ``--set`` refuses them."""
 
 
 def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has."""
+    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has, and
+    for values of another type than theirs."""
     from memlane.train.networks import NetworkConfig
 
     known = {each.name for each in fields(config_type)} | RUNNER_SETTINGS.keys()
@@ -154,6 +190,9 @@ def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
         _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
     dotted = {f"network.{name}" for name in of_network}
     _refuse_unknown("settings", settings.keys() - known, known, known | dotted)
+    for name in settings.keys() & RUNNER_SETTINGS.keys():
+        convert(name, settings[name], RUNNER_SETTINGS[name])
+    _config_values(config_type, settings)
 
 
 def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
@@ -163,14 +202,26 @@ def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Se
 
 def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
     """Make an algorithm's ``Config``. Settings of the runner are ignored; ``network`` may be a dict."""
+    return config_type(**_config_values(config_type, settings))
+
+
+def _config_values(config_type: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that ``config_type`` has, each of its type."""
     from memlane.train.networks import NetworkConfig
 
-    names = {each.name for each in fields(config_type)} - {"network"}
-    values = {name: value for name, value in settings.items() if name in names}
-    network = settings.get("network")
+    types = get_type_hints(config_type)
+    values = {name: value for name, value in settings.items() if name in types}
+    network = values.pop("network", None)
+    values = {name: convert(name, value, types[name]) for name, value in values.items()}
     if isinstance(network, Mapping):
-        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
-    return config_type(**values) if network is None else config_type(**values, network=network)
+        types = get_type_hints(NetworkConfig)
+        network = NetworkConfig(**{name: convert(f"network.{name}", network[name], types[name]) for name in network})
+    if not isinstance(network, NetworkConfig | None):
+        raise TypeError(
+            f"network must be a NetworkConfig or a dict of its settings ({', '.join(get_type_hints(NetworkConfig))}), "
+            f"found {network!r}"
+        )
+    return values if network is None else {**values, "network": network}
 
 
 def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
@@ -201,27 +252,63 @@ def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
+    value = text if get_origin(kind) is Literal else _parse_literal(text)
+    if get_origin(kind) is tuple and isinstance(value, int):
+        value = (value,)
+    try:
+        return convert(name, value, kind)
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """Return the value of an option or a setting as the type that it is declared with. ``TypeError`` if it is of
+    another type, ``ValueError`` if it is not among the declared choices.
+
+        >>> convert("max_steps", 1e6, int)
+        1000000
+        >>> convert("gamma", "high", float)
+        Traceback (most recent call last):
+        ...
+        TypeError: gamma must be a number, found 'high'
+    """
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    for each in kinds:
+        if _accepts(each, value):
+            if get_origin(each) is tuple:
+                return tuple(int(item) for item in value)
+            return each(value) if each in (int, float) else value
     if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            hint = did_you_mean(text, get_args(kind))
-            raise OptionError(f"{name} must be one of {', '.join(get_args(kind))}, found {text!r}{hint}")
-        return text
-    value = _parse_literal(text)
-    if get_origin(kind) is tuple:
-        values = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if not all(type(each) is int for each in values):
-            raise OptionError(f"{name} must be integers such as (64,64), found {text!r}")
-        return values
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is int and type(value) is float and value.is_integer():
-        return int(value)  # 1e5
-    if type(value) is not kind:
-        raise OptionError(f"{name} must be {_TYPE_NAMES[kind]}, found {text!r}")
-    return value
+        hint = did_you_mean(str(value), get_args(kind))
+        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, found {value!r}{hint}")
+    expected = " or ".join(_describe_type(each) for each in kinds if each is not NoneType)
+    raise TypeError(f"{name} must be {expected}, found {value!r}")
 
 
-_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
+def _accepts(kind: Any, value: Any) -> bool:
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if kind is int:  # 1e6 is one
+        integer = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+        return integer and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if kind is Path:
+        return isinstance(value, os.PathLike)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_accepts(int, item) for item in value)
+    return isinstance(value, origin or kind)
+
+
+def _describe_type(kind: Any) -> str:
+    names = {
+        int: "an integer", float: "a number", bool: "True or False", str: "a string", Path: "a path", Mapping: "a dict",
+        tuple: "integers such as (64, 64)",
+    }  # fmt: skip
+    return names[get_origin(kind) or kind]
 
 
 def _parse_literal(text: str) -> Any:

@@ -183,6 +183,8 @@ def evaluate(
     ``policy`` comes from ``load_policy`` or is ``learner.policy`` of an algorithm; it is moved to the CPU. ``env``,
     ``backend`` and ``env_settings`` are those of ``Options``. ``on_frame`` is called with the rendered frames of the
     first episode."""
+    if episodes < 1:
+        raise OptionError(f"episodes must be at least 1, found {episodes}")
     settings = dict(env_settings or {})
     if on_frame is not None and backend != "native":
         settings["render_mode"] = "rgb_array"

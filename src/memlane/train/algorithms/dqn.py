@@ -17,7 +17,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.train.algorithms.base import Learner
+from memlane.train.algorithms.base import Learner, require_at_least, require_fraction
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
 from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
@@ -42,6 +42,11 @@ class DQNConfig(OffPolicyConfig):
     """Fraction of the training over which epsilon goes from ``epsilon_start`` to ``epsilon_end``."""
     target_update_interval: int = 0
     """Gradient steps between two copies of the online network to the target network; 0: it follows by ``tau``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "target_update_interval")
+        require_fraction(self, "epsilon_start", "epsilon_end", "exploration_fraction")
 
 
 class QNetwork(nn.Module):

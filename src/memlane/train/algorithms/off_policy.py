@@ -23,7 +23,7 @@ from memlane.core.layout import FieldSpec
 from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
-from memlane.train.algorithms.base import Algorithm, require_at_least_one
+from memlane.train.algorithms.base import Algorithm, require_above_zero, require_at_least, require_fraction
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
 from memlane.train.field_docs import document_fields
 from memlane.train.networks import NetworkConfig, leaf_arrays, leaf_fields, leaf_spaces
@@ -68,12 +68,13 @@ class OffPolicyConfig:
     """Settings of the networks. Observations are not normalised: those in the replay are older than the normaliser."""
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")
+        require_at_least(1, self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")
+        require_at_least(0, self, "learning_rate", "max_grad_norm", "priority_alpha")
+        require_above_zero(self, "samples_per_insert")
+        require_fraction(self, "gamma", "tau", "priority_beta")
         for name in ("lstm", "log_std"):
             if getattr(self.network, name):
                 raise ValueError(f"network.{name} is a setting of appo only, found {getattr(self.network, name)}")
-        if not self.samples_per_insert > 0:
-            raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
         if self.learning_starts > self.buffer_size:
             raise ValueError(
                 f"learning_starts must be at most buffer_size={self.buffer_size}, found {self.learning_starts}"

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.train.algorithms.base import Learner
+from memlane.train.algorithms.base import Learner, require_at_least
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
 from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
@@ -42,6 +42,10 @@ class SACConfig(OffPolicyConfig):
     """Layer normalisation in the critics, which keeps them from diverging with many samples per insert."""
     max_grad_norm: float = 0.0
     """Maximum norm of the gradient; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "temperature")
 
 
 class Actor(nn.Module):
