@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -139,21 +139,29 @@ def _check_options(options: Options) -> Options:
 
 def load_options(run_dir: str | Path) -> Options:
     """Read the options of a run, to resume it or to evaluate its policy."""
-    path = Path(run_dir) / "config.json"
-    if not path.parent.is_dir():
-        raise OptionError(f"there is no directory {run_dir}; `memlane train` prints the run directory when it ends")
-    if not path.exists():
-        raise OptionError(f"{run_dir} is not a run directory: it has no config.json")
-    try:
-        saved = json.loads(path.read_text())["options"]
-    except (ValueError, KeyError) as error:
-        raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    saved = read_saved_options(run_dir)
     if saved["env"] is None:
         raise OptionError(
             f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; resume it "
             "in Python: train(Options(env=function, run_dir=...), resume=True)"
         )
     return Options(**{**saved, "run_dir": run_dir})
+
+
+def read_saved_options(run_dir: str | Path) -> dict[str, Any]:
+    """The options in config.json of a run, by name. ``env`` is None if it was a function."""
+    path = Path(run_dir) / "config.json"
+    if not path.parent.is_dir():
+        raise OptionError(f"there is no directory {run_dir}; `memlane train` prints the run directory when it ends")
+    if not path.exists():
+        raise OptionError(f"{run_dir} is not a run directory: it has no config.json")
+    try:
+        saved = dict(json.loads(path.read_text())["options"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    if unknown := saved.keys() - {each.name for each in fields(Options)}:
+        raise OptionError(f"{path} is of another version of memlane: it has the unknown options {sorted(unknown)}")
+    return asdict(Options(**{"env": None, **saved}))
 
 
 def env_label(env: Any) -> str:

@@ -95,7 +95,7 @@ class Run:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         if config is not None:
-            _replace_file(self.run_dir / "config.json", json.dumps(config, indent=2, default=str).encode())
+            self.write_config(config)
         self.started = time.monotonic()
         self.seconds_before = 0.0
         """Seconds of training before this process resumed it."""
@@ -107,6 +107,10 @@ class Run:
         self._rows: csv.DictWriter[str] | None = None
         self._file: Any = None
         self._board = _open_tensorboard(self.run_dir) if tensorboard else None
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json, in one step."""
+        self.write("config.json", json.dumps(config, indent=2, default=str))
 
     def record(self, metrics: Metrics) -> None:
         """Complete the metrics of an update, write them, and call the listeners."""

@@ -52,6 +52,10 @@ class Algorithm(AsyncRunner):
 
     Config: ClassVar[type[Any]]
     """Dataclass of the algorithm's settings."""
+    fixed_options: ClassVar[tuple[str, ...]] = ()
+    """Options that must be the same when a run is resumed, because its checkpoint depends on them."""
+    fixed_settings: ClassVar[tuple[str, ...]] = ("network.hidden", "network.lstm", "network.normalize_observations")
+    """Settings that must be the same when a run is resumed, because its checkpoint depends on them."""
     learner: Any
 
     def __init__(

@@ -164,6 +164,7 @@ class DQN(OffPolicy):
     """
 
     Config = DQNConfig
+    fixed_settings = (*OffPolicy.fixed_settings, "dueling")
 
     @staticmethod
     def make_policy(observation_space: Space[Any], action_space: Space[Any], config: DQNConfig) -> QNetwork:

@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -187,6 +187,12 @@ class OffPolicy(Algorithm):
     ``action_field``. Its learner has ``metric_names``, and ``update(batch, progress)`` makes one gradient step and
     returns the error of each transition and the metrics."""
 
+    # The saved replay has a stream for each environment, and a limiter with the slack that the rollouts in flight need.
+    fixed_options: ClassVar[tuple[str, ...]] = ("num_envs", "collectors", "max_lag", "deterministic")
+    fixed_settings: ClassVar[tuple[str, ...]] = (
+        "network.hidden", "num_steps", "buffer_size", "learning_starts", "batch_size", "samples_per_insert",
+        "priority_alpha", "rollouts_per_update",
+    )  # fmt: skip
     replay: Replay | None = None
     _orphaned = 0
     """Transitions in the replay whose rollout was never committed."""
@@ -322,8 +328,11 @@ class OffPolicy(Algorithm):
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         if self.run is None:
             raise ValueError("the replay is in the run's directory: set `run` before restore()")
+        file = self.run.run_dir / REPLAY_FILE
+        if not file.exists():
+            raise FileNotFoundError(f"{file} is missing: the replay belongs to the checkpoint of an off-policy run")
         super().restore(checkpoint)
-        self.replay = Replay.load(self.run.run_dir / REPLAY_FILE)
+        self.replay = Replay.load(file)
 
     def close(self) -> None:
         if self._pipeline is not None:
