@@ -88,6 +88,8 @@ def test_an_unknown_setting_that_nothing_is_near_is_answered_with_all_known_name
         ("appo", "clip_range", "clip_coef"),
         ("appo", "entropy_coef", "ent_coef"),
         ("appo", "net_arch", "network.hidden"),
+        ("appo", "hidden", "network.hidden"),
+        ("appo", "lstm", "network.lstm"),
         ("appo", "network.hiden", "network.hidden"),
         ("dqn", "n_steps", "n_step"),
         ("dqn", "exploration_initial_eps", "epsilon_start"),
@@ -111,6 +113,9 @@ def test_settings_of_other_libraries_are_answered_with_ours(algo: str, typed: st
     [
         ("appo", "num_minibatches", "set minibatch_size instead: num_steps * environments / num_minibatches"),
         ("appo", "total_timesteps", "did you mean the option max_steps, --max-steps of the command?"),
+        ("appo", "double", "it is a setting of dqn (known are "),
+        ("dqn", "clip_coef", "it is a setting of appo (known are "),
+        ("appo", "buffer_size", "it is a setting of sac and dqn (known are "),
         ("dqn", "train_freq", "set samples_per_insert instead"),
         ("dqn", "gradient_steps", "set samples_per_insert instead"),
         ("sac", "policy_frequency", "the actor is updated in every gradient step"),
@@ -123,6 +128,27 @@ def test_settings_of_other_libraries_that_no_one_setting_replaces_are_explained(
     with pytest.raises(OptionError) as caught:
         parse_settings([f"{typed}=1"], algo)
     assert f"unknown setting '{typed}'; {answer}" in str(caught.value)
+
+
+def test_the_network_is_not_one_setting_but_has_some() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_settings(["network=3"])
+    assert str(caught.value) == (
+        "network has settings of its own: set one or more of network.hidden, network.lstm, "
+        "network.normalize_observations, network.log_std, found 'network=3'"
+    )
+
+
+@pytest.mark.parametrize("name", ["save_interval", "device", "env_settings"])
+def test_options_without_a_flag_are_answered_with_python(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_settings([f"{name}=1"])
+    assert str(caught.value) == f"{name} can be set in Python only: memlane.train.train(Options(..., {name}=...))"
+
+
+def test_every_option_has_a_flag_or_is_for_python() -> None:
+    flags, python = options_module._OPTION_NAMES, options_module._PYTHON_OPTIONS
+    assert {*flags, *python, "env", "config"} == set(Options.__dataclass_fields__)
 
 
 def test_every_suggestion_is_a_setting_that_some_algorithm_has() -> None:
@@ -157,7 +183,10 @@ def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
         ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         ({"env": "Brick-v0"}, "unknown environment 'Brick-v0'; did you mean 'Bricks-v0'?"),
         ({"config": {"n_steps": 3}}, "unknown settings: 'n_steps' (did you mean 'num_steps'?)"),
-        ({"config": {"net_arch": (3,)}}, "unknown settings: 'net_arch' (did you mean 'network.hidden'?)"),
+        ({"config": {"net_arch": (3,)}}, "unknown settings: 'net_arch' (did you mean 'network': {'hidden': ...}?)"),
+        ({"config": {"lstm": 8}}, "unknown settings: 'lstm' (did you mean 'network': {'lstm': ...}?)"),
+        ({"config": {"double": True}}, "unknown settings: 'double' (it is a setting of dqn)"),
+        ({"config": {"device": "cpu"}}, "unknown settings: 'device' (did you mean the option device?)"),
         ({"config": {"network.lstm": 3}}, "unknown settings: 'network.lstm' (write 'network': {'lstm': ...})"),
         ({"config": {"network": {"hiden": (3,)}}}, "unknown network settings: 'hiden' (did you mean 'hidden'?)"),
         (

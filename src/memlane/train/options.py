@@ -10,6 +10,7 @@ import ast
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -181,9 +182,12 @@ RUNNER_OPTIONS = ("seed", "collectors", "max_lag", "deterministic")
 """Settings in ``rl_cfg`` that ``Options`` has a field for, so that ``Options.config`` must not have them."""
 
 _OPTION_NAMES = (
-    *RUNNER_OPTIONS, "num_envs", "backend", "target", "max_steps", "max_seconds",
+    *RUNNER_OPTIONS, "algo", "num_envs", "backend", "target", "max_steps", "max_seconds", "run_dir",
 )  # fmt: skip
 """Options that a command line has flags for, so that ``--set`` refuses them."""
+
+_PYTHON_OPTIONS = ("save_interval", "device", "env_settings")
+"""Options that a command line has no flags for."""
 
 
 def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
@@ -195,17 +199,29 @@ def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
     of_network = {each.name for each in fields(NetworkConfig)}
     network = settings.get("network")
     if isinstance(network, Mapping):
-        _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
-    dotted = {f"network.{name}" for name in of_network}
-    _refuse_unknown("settings", settings.keys() - known, known, known | dotted)
+        _refuse_unknown("network settings", network.keys() - of_network, of_network)
+    _refuse_unknown("settings", settings.keys() - known, known, {f"network.{name}" for name in of_network})
     for name in settings.keys() & RUNNER_SETTINGS.keys():
         convert(name, settings[name], RUNNER_SETTINGS[name])
     _config_values(config_type, settings)
 
 
-def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
+def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], nested: Set[str] = frozenset()) -> None:
+    """Raise ``TypeError`` for unknown keys of a dict. ``nested`` are names that have a dict of their own in it."""
+
+    def hint(name: str) -> str:
+        if name in nested:
+            return f"write {_as_nested(name)}"
+        return re.sub(r"'network\.\w+'", lambda match: _as_nested(match[0].strip("'")), _hint(name, known | nested))
+
     if unknown:
-        raise TypeError(describe_unknown(what, unknown, known, lambda name: _hint(name, suggested)))
+        raise TypeError(describe_unknown(what, unknown, known, hint))
+
+
+def _as_nested(name: str) -> str:
+    """``network.hidden`` as it is written in a dict."""
+    part, _, rest = name.partition(".")
+    return f"{part!r}: {{{rest!r}: ...}}"
 
 
 def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
@@ -247,6 +263,11 @@ def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
             raise OptionError(f"a setting is written KEY=VALUE, found {text!r}")
         if name in _OPTION_NAMES:
             raise OptionError(f"{name} is an option, not a setting: use {_flag(name)}")
+        if name in _PYTHON_OPTIONS:
+            raise OptionError(f"{name} can be set in Python only: {_in_python(name)}")
+        if name == "network":
+            names = ", ".join(f"network.{each.name}" for each in fields(NetworkConfig))
+            raise OptionError(f"network has settings of its own: set one or more of {names}, found {text!r}")
         if name not in types:
             hint = _hint(name, types)
             known = ", ".join(sorted(types))
@@ -343,28 +364,40 @@ def check_algorithm(algo: str) -> str:
 def _hint(name: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown setting: a known name, or a sentence about it. Empty: nothing is near."""
     known = list(known)
-    if name in known:  # network.hidden is for text; in a dict it is nested
-        part, _, rest = name.partition(".")
-        return f"write {part!r}: {{{rest!r}: ...}}"
-    synonym = next((each for each in _SYNONYMS.get(name, ()) if each in known), None)
+    synonym = next((each for each in (*_SYNONYMS.get(name, ()), f"network.{name}") if each in known), None)
     if synonym is None:
         if name in _EXPLANATIONS:
             return _EXPLANATIONS[name]
-        option = _OPTION_SYNONYMS.get(name, name if name in _OPTION_NAMES else None)
-        if option is not None:
+        option = _OPTION_SYNONYMS.get(name, name)
+        if option in _OPTION_NAMES:
             return f"did you mean the option {option}, {_flag(option)} of the command?"
+        if option in _PYTHON_OPTIONS:
+            return f"did you mean the option {option}?"
+        if algos := [algo for algo in ALGORITHMS if name in get_type_hints(algorithm_for(algo).Config)]:
+            return f"it is a setting of {' and '.join(algos)}"
     return did_you_mean(name, known, {} if synonym is None else {name: synonym}).removeprefix("; ")
 
 
 def flag_hint(name: str) -> str:
     """What to write instead of an option that ``memlane train`` does not have. Empty: nothing is near."""
-    settings = {setting for known in _SYNONYMS.values() for setting in known}
     if name in _OPTION_SYNONYMS:
         return f"did you mean {_flag(_OPTION_SYNONYMS[name])}?"
-    if name in settings or name in _SYNONYMS:
-        known = (name,) if name in settings else _SYNONYMS[name]
-        return f"settings of the algorithm are written {' or '.join(f'--set {setting}=VALUE' for setting in known)}"
+    if name in _PYTHON_OPTIONS:
+        return f"it can be set in Python only: {_in_python(name)}"
+    settings = {*RUNNER_SETTINGS, *(setting for known in _SYNONYMS.values() for setting in known)}
+    nested = {setting.removeprefix("network.") for setting in settings if "." in setting}
+    if name in nested:
+        known: tuple[str, ...] = (f"network.{name}",)
+    else:
+        known = (name,) if name in settings else _SYNONYMS.get(name, ())
+    if known:
+        written = " or ".join(f"--set {setting}=VALUE" for setting in known if setting not in nested)
+        return f"settings of the algorithm are written {written}"
     return _EXPLANATIONS.get(name, "").replace("set ", "--set ", 1)
+
+
+def _in_python(option: str) -> str:
+    return f"memlane.train.train(Options(..., {option}=...))"
 
 
 def _flag(option: str) -> str:
@@ -404,7 +437,6 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "prioritized_replay_alpha": ("priority_alpha",), "prioritized_replay_beta": ("priority_beta",),
     "beta": ("priority_beta",), "nstep": ("n_step",), "multi_step": ("n_step",), "double_q": ("double",),
     "net_arch": ("network.hidden", "hidden"), "hidden_sizes": ("network.hidden", "hidden"),
-    "hidden": ("network.hidden",),
     "lstm_hidden_size": ("network.lstm", "lstm"), "log_std_init": ("network.log_std", "log_std"),
     "norm_obs": ("network.normalize_observations", "normalize_observations"), "policy_kwargs": ("network",),
     "num_threads": ("torch_threads",), "timeout": ("rollout_timeout",),
