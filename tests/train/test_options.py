@@ -41,6 +41,8 @@ from memlane.train.trainer import train
         ("lr_schedule=adaptive", {"lr_schedule": "adaptive"}),
         ("max_restarts=2", {"max_restarts": 2}),
         ("network.hidden=(128,64)", {"network": {"hidden": (128, 64)}}),
+        ("network.hidden=128,64", {"network": {"hidden": (128, 64)}}),
+        ("network.hidden=32", {"network": {"hidden": (32,)}}),
         ("network.hidden=[32]", {"network": {"hidden": (32,)}}),
         ("network.lstm=16", {"network": {"lstm": 16}}),
     ],

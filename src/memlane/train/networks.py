@@ -29,7 +29,7 @@ State = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class NetworkConfig:
     """Settings of the networks: the value of ``network`` in the settings of an algorithm, or the keys of a dict there.
-    ``memlane train --set`` takes them as ``network.hidden=(128,128)``."""
+    ``memlane train --set`` takes them as ``network.hidden=128,128``."""
 
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers; the policy and the value functions have the same."""

@@ -249,7 +249,8 @@ def _config_values(config_type: type[Any], settings: Mapping[str, Any]) -> dict[
 
 
 def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
-    """Read settings written as ``learning_rate=1e-3`` or ``network.hidden=(128,128)``, and check their types."""
+    """Read settings written as ``learning_rate=1e-3``, ``network.hidden=128,128`` or, quoted for the shell,
+    ``network.hidden=(128,128)``, and check their types."""
     from memlane.train.networks import NetworkConfig
 
     check_algorithm(algo)
