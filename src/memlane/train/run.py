@@ -2,11 +2,12 @@
 
 config.json      options and versions
 metrics.csv      one line per update
-events.*         the same metrics for TensorBoard, if it is installed
+events.out.*     the same metrics for TensorBoard, if it is installed
 checkpoint.pt    everything that is needed to resume
 replay.memlane   the replay, part of the checkpoint of an off-policy run
 result.json      why the training stopped, and the evaluation of its last policy
 report.html      plots
+evaluation.gif   an episode of the policy, if `memlane eval --render gif` has been called
 """
 
 from __future__ import annotations
@@ -217,10 +218,10 @@ def as_row(metrics: Metrics) -> dict[str, Any]:
 def bottleneck(metrics: Metrics) -> str:
     """One sentence: what waits for what."""
     if metrics.learner_busy < 0.6 and metrics.collectors_busy > 0.8:
-        what = "environments" if metrics.env_share > 0.5 else "the policy in the collectors"
-        return f"The learner waits for rollouts; most of their time goes into {what}."
+        what = "environments" if metrics.env_share > 0.5 else "the policy"
+        return f"The learner waits for rollouts; the collectors spend most of their time in {what}."
     if metrics.collectors_busy < 0.6 and metrics.learner_busy > 0.8:
-        less = "fewer samples per insert" if "samples_per_insert" in metrics.learning else "fewer epochs"
+        less = "a lower samples_per_insert" if "samples_per_insert" in metrics.learning else "fewer update_epochs"
         return f"The collectors wait for the learner; {less} or a smaller network would let them run."
     if metrics.learner_busy < 0.6 and metrics.collectors_busy < 0.6:
         return "Both wait for each other in turn: a larger max_lag would let them run at the same time."

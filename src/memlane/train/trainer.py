@@ -87,7 +87,8 @@ def train(
 
     ``on_start`` is called before the collectors start, once the options and the environment have been checked.
     ``on_update`` is called with the metrics of each update, between two updates. ``resume`` continues the run in
-    ``options.run_dir`` from its last checkpoint. Options that cannot be used raise ``OptionError``.
+    ``options.run_dir`` from its last checkpoint; options that its checkpoint depends on, such as the environment, the
+    algorithm and the network, must be the same. Options that cannot be used raise ``OptionError``.
 
     Call it from the main thread: there the first Ctrl-C stops the training after the current update, without an
     evaluation, and the second at once.
@@ -197,7 +198,8 @@ def evaluate(
     on_frame: Callable[[np.ndarray[Any, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Run one episode in each of ``episodes`` environments with deterministic actions; return statistics of them:
-    ``episodes``, ``mean_return``, ``std_return``, ``min_return``, ``max_return``, ``mean_length`` and ``returns``.
+    ``episodes``, ``mean_return``, ``std_return``, ``min_return``, ``max_return``, ``mean_length`` and ``returns``. An
+    episode that has not ended after 100,000 steps is cut off.
 
     ``policy`` comes from ``load_policy`` or is ``learner.policy`` of an algorithm; it is moved to the CPU. ``env``,
     ``backend`` and ``env_settings`` are those of ``Options``. ``on_frame`` is called with the rendered frames of the

@@ -1,4 +1,4 @@
-"""APPO: proximal policy optimisation whose collectors do not wait for the learner.
+"""APPO: proximal policy optimisation whose collectors collect rollouts while the learner learns from earlier ones.
 
 A rollout carries the log-probabilities of the policy that collected it. If that policy is still the current one,
 advantages are GAE's; if the learner is ahead by then, V-trace corrects for it. The loss is PPO's, clipped around the
@@ -41,7 +41,7 @@ class APPOConfig:
     update_epochs: int = 4
     """Passes over the rollouts of an update."""
     minibatch_size: int = 512
-    """Transitions per gradient step; with an LSTM, whole sequences of about as many."""
+    """Transitions per gradient step; with an LSTM, whole sequences that have about as many."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95

@@ -158,9 +158,8 @@ class DQN(OffPolicy):
         with DQN("CartPole-v1", None, {"n_step": 3}, sim_backend="native", num_envs=4) as dqn:
             dqn.learn(max_iterations=1000, log_dir="runs/dqn")
 
-    Settings in ``rl_cfg``: those of ``DQNConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
-    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
-    in the replay.
+    Settings in ``rl_cfg``: those of ``DQNConfig`` and of ``AsyncRunner``. ``APPO`` says which threads may call the
+    methods and what happens when a collector dies. Transitions that a dead collector had added stay in the replay.
     """
 
     Config = DQNConfig

@@ -65,7 +65,8 @@ class OffPolicyConfig:
     priority_beta: float = 0.4
     """Initial exponent of the importance weights of prioritised sampling; it rises to 1 at the end of the training."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Settings of the networks. Observations are not normalised: those in the replay are older than the normaliser."""
+    """Settings of the networks. Observations are not normalised, because those in the replay would be older than the
+    normaliser."""
 
     def __post_init__(self) -> None:
         require_at_least(1, self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")

@@ -217,9 +217,8 @@ class SAC(OffPolicy):
         with SAC("Pendulum-v1", None, {"batch_size": 128}, sim_backend="native", num_envs=4) as sac:
             sac.learn(max_iterations=1000, log_dir="runs/sac")
 
-    Settings in ``rl_cfg``: those of ``SACConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
-    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
-    in the replay.
+    Settings in ``rl_cfg``: those of ``SACConfig`` and of ``AsyncRunner``. ``APPO`` says which threads may call the
+    methods and what happens when a collector dies. Transitions that a dead collector had added stay in the replay.
     """
 
     Config = SACConfig
