@@ -421,6 +421,11 @@ def test_a_wrong_value_of_render_is_answered_with_the_right_one(
     assert capsys.readouterr().err == "error: render must be gif, found 'mp4'\n"
 
 
+def test_the_environment_may_follow_a_double_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--collectors", "0", "--", "CartPole-v1"]) == 1
+    assert capsys.readouterr().err == "error: collectors must be at least 1, found 0\n"
+
+
 def test_set_needs_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "CartPole-v1", "--set"]) == 2
     assert capsys.readouterr().err == "error: --set needs one or more KEY=VALUE, found none\n"

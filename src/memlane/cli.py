@@ -99,9 +99,8 @@ def envs() -> None:
     console = _console()
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "observation", "action", "steps", "presets", "settings"):
-        # The others are short in a terminal, so that a narrow one loses nothing of these two.
-        folds = heading in ("observation", "settings")
-        table.add_column(heading, no_wrap=not folds, overflow="fold")
+        # These two fold in a narrow terminal; the others have short lines there, which leave room for them.
+        table.add_column(heading, no_wrap=heading not in ("observation", "settings"), overflow="fold")
     for name in built_in_names():
         spec = built_in(name)
         presets = [f"{algo} {by_env[name].target:g}" for algo, by_env in PRESETS.items() if name in by_env]
@@ -117,10 +116,7 @@ def envs() -> None:
         console.width = _WIDE  # one line per environment, for programs that read the table
     console.print(table)
     others = ", ".join(name for name in PRESETS["appo"] if name not in built_in_names())
-    _print(
-        f"\nGymnasium environments with a preset: {others}. `memlane train` takes other Gymnasium ids too, with the "
-        "defaults of the algorithm."
-    )
+    _print(f"\nGymnasium environments with a preset: {others}. `memlane train` takes other Gymnasium ids too.")
 
 
 def train(
@@ -156,7 +152,7 @@ def train(
         target: Stop when the mean return of the last 100 episodes reaches this value; inf: never.
         run_dir: Directory of the run.
         max_lag: Largest policy lag of a rollout when it is learned from, in weight versions; 0: synchronous.
-        deterministic: Give equal results for equal seeds. Slower; ends only at a checkpoint, every 50 updates.
+        deterministic: Give equal results for equal seeds. Slower, and the run is saved and ends only every 50 updates.
         as_json: Print a line of JSON for every update instead of the live display.
     """
     _check_algorithm(algo)
@@ -336,6 +332,8 @@ def _check_flags(arguments: Sequence[str]) -> None:
     """The parser does not know the names of other libraries, nor settings that are written as options."""
     known = {*inspect.signature(train).parameters, "json", "set", "help"}
     for argument in arguments:
+        if argument == "--":
+            return
         name = argument.removeprefix("--").partition("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known:
             from memlane.train.options import flag_hint

@@ -244,7 +244,7 @@ def test_options_and_settings_of_another_type_are_errors_that_name_them(
 @pytest.mark.parametrize(
     ("wrong", "answer"),
     [
-        ({"max_seconds": -1}, "max_seconds must be above 0, found -1; None: no limit"),
+        ({"max_seconds": -1}, "max_seconds must be above 0, found -1; leave it out for no limit"),
         ({"save_interval": 0}, "save_interval must be at least 1, found 0"),
         ({"device": "abacus"}, "device must be a torch device of this machine, such as 'cpu', found 'abacus': "),
         ({"config": {"gamma": 7}}, "gamma must be from 0 to 1, found 7"),
@@ -283,7 +283,9 @@ def test_numbers_are_integers_where_options_are() -> None:
 
 
 def test_an_environment_instead_of_options_is_an_error_that_says_what_to_write() -> None:
-    with pytest.raises(TypeError, match=r"must be Options, found 'CartPole-v1'; write Options\('CartPole-v1'\)"):
+    with pytest.raises(
+        TypeError, match=r"options must be memlane\.train\.Options, found 'CartPole-v1'; write Options\('CartPole-v1'\)"
+    ):
         train("CartPole-v1")  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ def test_a_missing_replay_is_an_error_that_names_it(runs: dict[str, Path]) -> No
     [
         ("{", "config.json is damaged: JSONDecodeError"),
         ('{"options": 3}', "config.json is damaged: TypeError"),
-        ('{"options": {"env": "CartPole-v1", "speed": 3}}', r"is of another version of memlane: .*\['speed'\]"),
+        ('{"options": {"env": "CartPole-v1", "speed": 3}}', r"is of another version of memlane, .*\['speed'\]"),
     ],
 )
 def test_a_damaged_config_is_an_error_that_names_it(tmp_path: Path, content: str, message: str) -> None:

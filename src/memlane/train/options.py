@@ -38,12 +38,16 @@ class Options:
     """What to train, on what, and for how long: the argument of ``train``.
 
     Only ``env`` is required. The preset of the environment gives ``num_envs``, ``max_steps`` and ``target`` if they are
-    None, and the settings that are not in ``config``. An environment without a preset has 32 environments per collector
-    with ``appo`` and 8 with ``sac`` and ``dqn``, 1,000,000 steps, no target and the defaults of the algorithm.
+    None, and the settings that are not in ``config``:
 
+        >>> from memlane.train.options import resolve_options
         >>> resolved = resolve_options(Options("CartPole-v1", collectors=2, config={"gamma": 0.99}))
         >>> resolved.backend, resolved.num_envs, resolved.target, resolved.config["gamma"]
         ('native', 32, 475, 0.99)
+
+    An environment without a preset gets 1,000,000 steps, no target and the defaults of the algorithm. With ``appo`` it
+    has 32 environments per collector, with ``sac`` and ``dqn`` 8; ``sac`` then has ``network.hidden=(256, 256)``, and
+    ``dqn`` has ``batch_size=64`` and ``samples_per_insert=8``.
     """
 
     env: Any
@@ -71,7 +75,7 @@ class Options:
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
     """Give the same results for the same seed. Collectors and learner then take turns, which is slower. The run stops
-    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it at once and saves none."""
+    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it between two of them and saves none."""
     save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
@@ -112,7 +116,7 @@ def _check_options(options: Options) -> Options:
     """Check types and ranges; return the options with numbers such as 1e6 as integers where they are integers."""
     if not isinstance(options, Options):
         hint = f"; write Options({options!r})" if isinstance(options, str) else ""
-        raise TypeError(f"the argument must be Options, found {options!r}{hint}")
+        raise TypeError(f"options must be memlane.train.Options, found {options!r}{hint}")
     if not (isinstance(options.env, str) or callable(options.env)):
         raise OptionError(
             "env must be a Gymnasium id, the name of a native environment, the path of a native library or a function "
@@ -132,7 +136,7 @@ def _check_options(options: Options) -> Options:
         if value is not None and value < 1:
             raise OptionError(f"{name} must be at least 1, found {value}")
     if options.max_seconds is not None and options.max_seconds <= 0:
-        raise OptionError(f"max_seconds must be above 0, found {options.max_seconds:g}; None: no limit")
+        raise OptionError(f"max_seconds must be above 0, found {options.max_seconds:g}; leave it out for no limit")
     for name in RUNNER_OPTIONS:
         if name in options.config:
             value = options.config[name]
@@ -145,8 +149,8 @@ def load_options(run_dir: str | Path) -> Options:
     saved = read_saved_options(run_dir)
     if saved["env"] is None:
         raise OptionError(
-            f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; resume it "
-            "in Python: train(Options(env=function, run_dir=...), resume=True)"
+            f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; in "
+            "Python, train(Options(env=function, run_dir=...), resume=True) resumes and evaluates it"
         )
     return Options(**{**saved, "run_dir": run_dir})
 
@@ -163,7 +167,9 @@ def read_saved_options(run_dir: str | Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if unknown := saved.keys() - {each.name for each in fields(Options)}:
-        raise OptionError(f"{path} is of another version of memlane: it has the unknown options {sorted(unknown)}")
+        raise OptionError(
+            f"{path} is of another version of memlane, which has the options {sorted(unknown)}; use that version for it"
+        )
     return asdict(Options(**{"env": None, **saved}))
 
 
