@@ -426,7 +426,7 @@ def _warm_up() -> None:
 
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackage('training needs torch: pip install "memlane[torch]"')
+        raise MissingPackage('this command needs torch: pip install "memlane[torch]"')
 
 
 def _format_space(space: Space[Any], before_bounds: str = " ") -> str:

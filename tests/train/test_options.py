@@ -348,6 +348,27 @@ def test_the_package_shows_its_public_names_and_imports_them() -> None:
     assert all(getattr(memlane.train, name).__name__ == name for name in memlane.train.__all__)
 
 
+def test_names_that_need_torch_say_what_to_install() -> None:
+    code = """
+import sys
+
+class WithoutTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, WithoutTorch())
+import memlane.train
+
+try:
+    memlane.train.train
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == 'memlane.train.train needs torch: pip install "memlane[torch]"\n'
+
+
 def test_options_are_made_and_resolved_without_torch() -> None:
     code = "import sys; from memlane.train import Options; from memlane.train.options import resolve_options; "
     code += "resolve_options(Options('CartPole-v1')); print('torch' in sys.modules)"
