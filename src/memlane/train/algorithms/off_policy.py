@@ -127,12 +127,16 @@ class OffPolicyCollector(Collector):
 
     replay: Replay
     make_policy: MakePolicy
+    version_offset: int = 0
+    """Added to the weight versions in the replay: those that were published before the run was resumed."""
 
     def make_worker(self, env: Any, context: CollectorContext) -> OffPolicyWorker:
         policy = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
         num_envs = int(env.num_envs)
         writer = self.replay.writer(range(context.worker * num_envs, (context.worker + 1) * num_envs))
-        return OffPolicyWorker(env, policy, writer, lambda: self.replay.added < self.config.learning_starts)
+        return OffPolicyWorker(
+            env, policy, writer, lambda: self.replay.added < self.config.learning_starts, self.version_offset
+        )
 
 
 class OffPolicyWorker(RolloutWorker):
@@ -140,9 +144,11 @@ class OffPolicyWorker(RolloutWorker):
 
     policy: Policy
 
-    def __init__(self, env: Any, policy: Policy, writer: ReplayWriter, act_randomly: Callable[[], bool]) -> None:
+    def __init__(
+        self, env: Any, policy: Policy, writer: ReplayWriter, act_randomly: Callable[[], bool], version_offset: int = 0
+    ) -> None:
         super().__init__(env, policy)
-        self.writer, self.act_randomly = writer, act_randomly
+        self.writer, self.act_randomly, self.version_offset = writer, act_randomly, version_offset
 
     def reset(self, seed: int) -> None:
         super().reset(seed)
@@ -166,7 +172,8 @@ class OffPolicyWorker(RolloutWorker):
             row = {f"obs.{name}": array for name, array in self.arrays.items()}
             row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
             final = {f"obs.{name}": array for name, array in next_arrays.items()} if dones.any() else None
-            transitions += self.writer.add(row, final=final, skip=~self.valid, version=self.version)
+            version = self.version + self.version_offset
+            transitions += self.writer.add(row, final=final, skip=~self.valid, version=version)
             self.episodes.step(stats, t, rewards, self.valid, dones)
             self.valid = ~dones
             self.arrays = next_arrays
@@ -197,6 +204,8 @@ class OffPolicy(Algorithm):
     replay: Replay | None = None
     _orphaned = 0
     """Transitions in the replay whose rollout was never committed."""
+    _version_offset = 0
+    """Weight versions that were published before the run was resumed: one per update."""
     _pipeline: ReplayPipeline | None = None
 
     @abstractmethod
@@ -220,13 +229,14 @@ class OffPolicy(Algorithm):
             (self.run.run_dir / REPLAY_FILE).unlink(missing_ok=True)
             self.replay = self._make_replay()
         self._orphaned = self.replay.counters()["admitted"] - self.env_steps
+        self._version_offset = self.iteration
         self._sampler = self.replay.sampler(
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
         self._pipeline = ReplayPipeline(self._sampler, config.batch_size, device=self.device)
         collect = OffPolicyCollector(
             config=config, seed=self.seed, first_rollout=first_rollout, reseed_interval=reseed_interval,
-            replay=self.replay, make_policy=type(self).make_policy,
+            replay=self.replay, make_policy=type(self).make_policy, version_offset=self._version_offset,
         )  # fmt: skip
         slot = slot_fields(config.num_steps, self.num_envs)
         self.open(self.make_env, collect, rollout=slot, weights=tensors)
@@ -288,7 +298,7 @@ class OffPolicy(Algorithm):
         pipeline = self._pipeline
         assert pipeline is not None
         pipeline.beta = self.config.priority_beta + (1 - self.config.priority_beta) * progress
-        version = self.weights.version
+        version = self.weights.version + self._version_offset
         for step in range(count):
             if not pipeline.started:
                 pipeline.start()
