@@ -399,7 +399,7 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
             f"\n{result.reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"
             f"  memlane eval {run_dir} --render gif\n"
-            f"  {resume_command(run_dir, result.stopped_by, options.max_steps)}"
+            f"  {resume_command(run_dir, result.stopped_by, options.max_steps, result.env_steps)}"
         )
     if result.stopped_by == "Ctrl-C":
         raise KeyboardInterrupt

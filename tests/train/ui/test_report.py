@@ -115,7 +115,8 @@ def test_the_commands_are_those_that_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "limit"),
     [
-        ({"stopped_by": "max_steps", "reason": "the limit of 500,000 steps is reached"}, " --max-steps 1000000"),
+        ({"stopped_by": "max_steps", "reason": "the limit", "env_steps": 500_100}, " --max-steps 1000000"),
+        ({"stopped_by": "max_steps", "reason": "the limit", "env_steps": 1_900_000}, " --max-steps 2000000"),
         ({"stopped_by": "max_seconds", "reason": "the limit of 5 s is reached"}, ""),
         (None, ""),
     ],

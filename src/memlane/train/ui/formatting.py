@@ -48,10 +48,10 @@ def collectors_and_envs(collectors: int, num_envs: int | str) -> str:
     return f"{collectors} collectors with {num_envs} environments each"
 
 
-def resume_command(run_dir: str, stopped_by: str, max_steps: int | None) -> str:
+def resume_command(run_dir: str, stopped_by: str, max_steps: int, env_steps: int) -> str:
     """The command that continues a run, beyond the limit that stopped it."""
     if stopped_by == "target":
         return f"memlane resume {run_dir} --target inf"
-    if stopped_by == "max_steps" and max_steps is not None:
-        return f"memlane resume {run_dir} --max-steps {2 * max_steps}"
+    if stopped_by == "max_steps":  # a deterministic run may have exceeded the limit many times
+        return f"memlane resume {run_dir} --max-steps {max_steps * (env_steps // max_steps + 1)}"
     return f"memlane resume {run_dir}"

@@ -39,7 +39,7 @@ def write_report(run_dir: str | Path) -> Path:
         tiles=_tiles(result, columns),
         animation=_animation(run_dir / "evaluation.gif"),
         plots=_plots(config, columns),
-        commands=_commands(run_dir, str(result.get("stopped_by", "")), config.get("max_steps")),
+        commands=_commands(run_dir, config, result),
         tables=_tables(config),
     )
     path = run_dir / "report.html"
@@ -109,10 +109,12 @@ def _animation(path: Path) -> str:
     )
 
 
-def _commands(run_dir: Path, stopped_by: str, max_steps: int | None) -> str:
+def _commands(run_dir: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     path = shlex.quote(str(run_dir.resolve()))
     commands = {
-        "Resume": resume_command(path, stopped_by, max_steps),
+        "Resume": resume_command(
+            path, result.get("stopped_by", ""), config.get("max_steps") or 1, result.get("env_steps", 0)
+        ),
         "Evaluate": f"memlane eval {path} --episodes 100",
         "Record a GIF": f"memlane eval {path} --render gif",
     }
@@ -131,7 +133,7 @@ def _tables(config: Mapping[str, Any]) -> str:
     algorithm = {name: value for name, value in config.get("algorithm", {}).items() if name not in options}
     tables = {
         "Options": options,
-        "Algorithm settings, all others at their defaults": algorithm,
+        "Algorithm settings (others: default)": algorithm,
         "Versions": config.get("versions", {}),
     }
     return "".join(
