@@ -169,7 +169,7 @@ def test_the_version_can_be_asked_for(command: list[str | Path]) -> None:
 def test_the_command_without_its_packages_says_in_one_line_what_to_install(blocked: str, arguments: list[str]) -> None:
     result = run_module(*arguments, blocked=blocked)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == 'memlane needs tyro and rich: pip install "memlane[cli]"\n'
+    assert result.stderr == 'the command memlane needs tyro and rich: pip install "memlane[cli]"\n'
 
 
 def test_the_version_needs_no_other_package() -> None:
