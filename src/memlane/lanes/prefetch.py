@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from memlane import _native
 from memlane.core import MemlaneError, WaitTimeout
+from memlane.core.arguments import as_count
 from memlane.lanes.batch import Batch, tensors
 from memlane.lanes.sampler import ReplaySampler
 
@@ -133,10 +135,9 @@ class ReplayPipeline:
         beta: float = 1.0,
         transfer: Transfer | None = None,
     ) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be 1 or more, found {ahead}")
+        as_count("ahead", ahead, 1)
         self.sampler = sampler
-        self.batch_size = batch_size
+        self.batch_size = as_count("batch_size", batch_size, 1)
         self.ahead = ahead
         self.beta = beta
         self._transfer = transfer or transfer_to(device)
@@ -154,7 +155,8 @@ class ReplayPipeline:
         self._require_open()
         if self.started >= self.ahead:
             raise MemlaneError(
-                f"{self.ahead} batches are started already; consume one first, or create it with a larger ahead="
+                f"the pipeline has {self.started} started batches, as many as ahead={self.ahead} allows; consume one "
+                "first, or create it with a larger ahead"
             )
         self.sampler.require_open()
         self.sampler.native.start(self._free[0].block, self.beta, self.sampler.threads)
@@ -171,6 +173,7 @@ class ReplayPipeline:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the batch that was started first: at most ``timeout`` seconds (``WaitTimeout``)."""
+        _native.check_timeout(timeout)
         self._require_open()
         if self._sent:
             return
@@ -209,7 +212,7 @@ class ReplayPipeline:
         if not sampled:
             if not self.sampler.native.started():
                 raise MemlaneError("the batch was started by the process that forked this one; start() one here")
-            raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
+            raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._requested.popleft()
         try:
             self._sent.append((batch, self._transfer.send(batch)))
