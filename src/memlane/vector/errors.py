@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
+
 from memlane.core import MemlaneError, Peer, PeerDied, WaitTimeout
 
 
@@ -23,6 +25,14 @@ class WorkerDied(PeerDied):
 
 class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
     """The workers did not answer in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
+
+
+class CallPending(AlreadyPendingCallError, ValueError):
+    """Gymnasium's ``AlreadyPendingCallError``, which is also a ``ValueError``: call ``recv`` first."""
+
+
+class NotReset(ResetNeeded, ValueError):
+    """Gymnasium's ``ResetNeeded``, which is also a ``ValueError``: call ``reset`` first."""
 
 
 class RestartLimit(MemlaneError, RuntimeError):
