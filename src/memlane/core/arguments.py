@@ -7,6 +7,8 @@ import operator
 from numbers import Real
 from typing import Any
 
+from memlane._native import check_timeout as check_timeout
+
 
 def as_count(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return ``value`` as an integer from ``least`` to ``most``. ``name`` is the argument that the error names.

@@ -14,7 +14,7 @@ import select
 from functools import cache
 
 from memlane import _native
-from memlane.core.arguments import is_finite_number
+from memlane.core.arguments import check_timeout, is_finite_number
 from memlane.core.children import describe_exit
 from memlane.core.errors import PeerDied, SegmentError
 
@@ -125,7 +125,7 @@ class Peer:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the process is dead. Return False if it is not after ``timeout`` seconds."""
-        _native.check_timeout(timeout)
+        check_timeout(timeout)
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return bool(poll.poll(None if timeout is None or timeout > _MAX_POLL_SECONDS else math.ceil(timeout * 1000)))

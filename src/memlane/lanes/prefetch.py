@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memlane import _native
 from memlane.core import MemlaneError, WaitTimeout
-from memlane.core.arguments import as_count
+from memlane.core.arguments import as_count, check_timeout
 from memlane.lanes.batch import Batch, tensors
 from memlane.lanes.sampler import ReplaySampler
 
@@ -173,7 +172,7 @@ class ReplayPipeline:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the batch that was started first: at most ``timeout`` seconds (``WaitTimeout``)."""
-        _native.check_timeout(timeout)
+        check_timeout(timeout)
         self._require_open()
         if self._sent:
             return

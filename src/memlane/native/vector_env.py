@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Layout, Segment
+from memlane.core.arguments import check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.core.suggestions import did_you_mean
@@ -381,7 +382,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         The result is that of ``step`` followed by the environment ids, in ascending order; all arrays are copies. With
         ``min_envs=0`` it does not wait, and there may be no results. Raises ``CallTimeout`` after ``timeout`` seconds
         (None: no limit); the steps stay pending: call it again."""
-        _native.check_timeout(timeout)
+        check_timeout(timeout)
         min_envs = check_int("min_envs", min_envs, 0)
         if self.closed:
             self._check_ready("recv")

@@ -26,9 +26,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from memlane import _native
 from memlane.core import Segment, WaitTimeout
-from memlane.core.arguments import as_count
+from memlane.core.arguments import as_count, check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
 from memlane.spaces import fields_of
@@ -442,7 +441,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies. With
         ``min_envs=0`` it does not wait, and there may be no results. ``CallTimeout`` after ``timeout`` seconds leaves
         all of them pending: call ``recv`` again."""
-        _native.check_timeout(timeout)
+        check_timeout(timeout)
         min_envs = as_count("min_envs", min_envs, 0)
         self._require_pending("recv", AsyncState.WAITING_RECV)
         min_envs = min(min_envs, len(self._supervisor.sent_envs))
