@@ -50,9 +50,12 @@ class StepWriter:
         if self.native.write_step(index, observation, reward, terminated, truncated):
             return
         self.write_observation(index, observation)
-        if reward is None:  # numpy would store NaN
-            raise TypeError("a reward must be a number, found None")
-        self._rewards[index] = reward
+        try:
+            if reward is None:  # numpy would store NaN
+                raise TypeError
+            self._rewards[index] = reward
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"a reward must be a number, found {reward!r}") from None
         self._terminated[index] = bool(terminated)
         self._truncated[index] = bool(truncated)
         self._progress[PROGRESS_CURRENT_ENV] = index + 1
