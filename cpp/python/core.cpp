@@ -113,6 +113,7 @@ void bind_core(nb::module_ &m) {
         .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,
              "Set the value if it is `expected` and wake all waiters. Return whether it was.")
         .def("wait", &Signal::wait, "until"_a, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
+             nb::sig("def wait(self, until: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int"),
              "Wait until the value is at least `until` and return it. Raises WaitTimeout after `timeout` seconds and\n"
              "PeerDied soon after the death of one of `peers`.");
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing as mp
 import os
 import signal
@@ -120,6 +121,18 @@ def test_max_concurrency_bounds_the_number_of_workers() -> None:
     with ours(COUNTERS, num_workers=4, max_concurrency=np.int64(1)) as envs:
         assert envs.num_workers == 1
         assert len(mp.active_children()) == 1
+
+
+def test_help_and_editors_show_the_arguments_of_the_constructor() -> None:
+    class Named(AsyncVectorEnv):
+        def __init__(self, title: str) -> None:
+            super().__init__(COUNTERS)
+            self.title = title
+
+    names = list(inspect.signature(AsyncVectorEnv).parameters)
+    assert names == list(inspect.signature(AsyncVectorEnv.__init__).parameters)[1:]
+    assert names[:2] == ["env_fns", "shared_memory"]
+    assert list(inspect.signature(Named).parameters) == ["title"]
 
 
 def test_no_environments_are_an_error() -> None:

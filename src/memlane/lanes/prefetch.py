@@ -35,12 +35,15 @@ class CpuTransfer:
     """Transfer to the CPU: the tensors are views of the staging memory."""
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return ordinary memory."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, batch: Batch) -> Any:
+        """Return the tensors: there is nothing to copy."""
         return batch.torch()
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors."""
         return sent  # type: ignore[no-any-return]
 
 
@@ -61,11 +64,13 @@ class CudaTransfer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return pinned memory."""
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def send(self, batch: Batch) -> Any:
+        """Start the copy of a batch to the device."""
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -74,6 +79,7 @@ class CudaTransfer:
         return moved, event
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
+        """Wait for the copy and return the tensors."""
         import torch
 
         moved, event = sent

@@ -216,8 +216,8 @@ class Replay(Lane):
     def update_priorities(self, keys: ArrayLike, errors: ArrayLike) -> int:
         """Set the priorities of sampled rows and return how many of the rows are still stored.
 
-        ``keys`` is ``batch["key"]``, ``errors`` the absolute TD error of each row. Rows that were overwritten since
-        are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
+        ``keys`` is ``batch["key"]``, ``errors`` the TD error of each row, whose absolute value counts. Rows that were
+        overwritten since are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
         """
         if self.alpha is None:
             raise MemlaneError(f"the {self.native.label} has no priorities; create it with alpha=0.6")

@@ -135,9 +135,9 @@ class Ring(Lane):
         """Return counts since the ring was created.
 
         ``written``, ``read``: slots committed, and slots released by their reader. ``dropped``: unread slots discarded
-        by overflow.
-        ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered again.
-        ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any time.
+        by overflow. ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered
+        again. ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any
+        time.
         """
         return self.native.counters()
 

@@ -83,7 +83,7 @@ class NativeEnv(Env[Any, Any]):
             )
             observations, rewards, terminated, truncated, infos = self._envs.step(batch)
         except (AttributeError, TypeError, ValueError):
-            self._envs.check_action(action)  # its error is about one action, that of `step` about a batch
+            self._envs._check_action(action)  # its error is about one action, that of `step` about a batch
             raise
         ended = bool(terminated[0]), bool(truncated[0])
         return _first_row(observations), float(rewards[0]), *ended, _first_infos(infos)

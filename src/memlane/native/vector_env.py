@@ -229,6 +229,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         self._fields["random"][seeded] = _rng_states([seeds[env] for env in seeded])
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step all environments; ``actions[i]`` is for row i. An array of the action space's dtype is not converted."""
         self._step_host(actions)
         if self._constant_batch is not None:
             infos = self._infos() if self._has_infos else {}
@@ -269,7 +270,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             raise episode_ended(int(np.flatnonzero(self._ended)[0]))
         return status
 
-    def check_action(self, action: Any) -> None:
+    def _check_action(self, action: Any) -> None:
         """Raise ``ValueError`` or ``TypeError`` if ``action`` is not the action of one environment."""
         assert self._actions is not None
         self._actions.convert(action)

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium.vector.async_vector_env
 import numpy as np
@@ -86,6 +86,13 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     for a worker that hangs longer than ``step_timeout`` (killed). More than ``max_restarts`` within ``restart_window``
     seconds raise ``RestartLimit``. When this process dies, its workers end within a second.
     """
+
+    __signature__: ClassVar[inspect.Signature]
+    """What ``help`` and editors show. Without it they would show the arguments of ``__new__``, which are any."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature_of(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create an instance; with a custom ``worker``, which needs Gymnasium's pipes, one of Gymnasium's class."""
@@ -670,6 +677,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         if not self.closed and hasattr(self, "_supervisor"):
             self.close(terminate=True)
+
+
+def _signature_of(vector_env: type[AsyncVectorEnv]) -> inspect.Signature:
+    signature = inspect.signature(vector_env.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+AsyncVectorEnv.__signature__ = _signature_of(AsyncVectorEnv)
 
 
 def _check_env_fns(env_fns: Any) -> None:

@@ -24,7 +24,7 @@ class WorkerDied(PeerDied):
 
 
 class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
-    """The workers did not answer in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
+    """The environments were not done in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
 
 
 class CallPending(AlreadyPendingCallError, ValueError):

@@ -47,6 +47,7 @@ class StepWriter:
         )
 
     def write_step(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Write what a step of environment ``index`` returned."""
         if self.native.write_step(index, observation, reward, terminated, truncated):
             return
         self.write_observation(index, observation)
@@ -62,6 +63,7 @@ class StepWriter:
         self._progress[PROGRESS_STEPS] += 1
 
     def write_observation(self, index: int, observation: Any) -> None:
+        """Write what a reset of environment ``index`` returned."""
         if self._observations is not None and not self.native.write_observation(index, observation):
             self._observations.write(self._first_env + index, observation)
 
