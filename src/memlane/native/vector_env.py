@@ -1,6 +1,6 @@
 """NativeVectorEnv: environments of a C library, stepped in this process, as a Gymnasium vector environment.
 
-The C code writes into arrays that Python returns: a step copies and allocates nothing, unless ``copy=True``.
+The C code writes into arrays that Python returns: a step copies and allocates no results, unless ``copy=True``.
 """
 
 from __future__ import annotations
@@ -331,13 +331,13 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     # ---------------------------------------------------------------------------------------------------- rollout slots
 
     def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
-        """Step, and write the result into row ``index`` of a rollout slot; see ``AsyncVectorEnv.step_into``."""
+        """Step, and write the results at step ``index`` of a rollout slot; see ``AsyncVectorEnv.step_into``."""
         self._step_host(actions)
         store_step(slot, index, self._rewards, self._terminated, self._truncated, self._fields)
         return self._infos()
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
-        """Reset, and write the observations into row 0 of a rollout slot; see ``step_into``."""
+        """Reset, and write the observations at the first step of a rollout slot; see ``step_into``."""
         _, infos = self.reset(**kwargs)
         store_observations(slot, 0, self._fields)
         return infos

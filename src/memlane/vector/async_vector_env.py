@@ -428,7 +428,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column = self._steps.actions
         if column is None:
             raise NotImplementedError(
-                f"`send` needs actions in shared memory; {self.single_action_space} cannot be (use `step`)"
+                f"`send` needs actions in shared memory, and {self.single_action_space} cannot be stored there; use "
+                "`step`, or declare action_capacity for a Graph or Sequence space"
             )
         ids = env_ids_of(env_ids, self.num_envs, self._supervisor.sent_envs)
         if not len(ids):

@@ -1,4 +1,4 @@
-"""Errors that a vector environment raises when a worker fails."""
+"""Errors of vector environments: workers that fail, waits that take too long, and calls in the wrong order."""
 
 from __future__ import annotations
 
