@@ -76,7 +76,7 @@ LAYERS = {
         lazy="gymnasium",
     ),
     "__main__": layer("memlane cli", ""),
-    "memlane": layer("_lazy _registration core lanes ipc lessons native spaces testing train vector", ""),
+    "memlane": layer("_lazy _registration core lanes ipc lessons native runner spaces testing train vector", ""),
 }
 """By package, or by module where one module may import more or less than its package. The longest name counts."""
 
