@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from memlane import cli
 from memlane.native import built_in_names
@@ -116,6 +117,19 @@ def test_envs_shows_spaces_limit_presets_and_settings() -> None:
     assert line.split() == expected.split()
 
 
+def test_envs_shows_all_text_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        cli, "_console", lambda **_: Console(width=80, force_terminal=True, no_color=True, highlight=False)
+    )
+    assert cli.main(["envs"]) == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(len(line) for line in lines[: lines.index("")]) <= 80
+    begin = next(line.index("settings") for line in lines if "settings" in line)
+    assert "sutton_barto_reward=0" in "".join(line[begin:].strip() for line in lines)
+
+
 def test_envs_names_presets_of_other_environments() -> None:
     assert "HalfCheetah-v5" in memlane("envs").stdout.splitlines()[-1]
 
@@ -156,7 +170,8 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + made["iteration"]
     assert made["env_steps"] >= 3 * STEPS
     assert made["stopped_by"] == "max_steps"
-    for words in (f"{folder}/report.html", f"memlane eval {folder}", f"memlane resume {folder}", "evaluated: return"):
+    resume = f"memlane resume {folder} --max-steps {6 * STEPS}\n"
+    for words in (f"{folder}/report.html", f"memlane eval {folder}", resume, "evaluated: return"):
         assert words in said.stdout
     config = json.loads((folder / "config.json").read_text())
     assert (config["algorithm"]["update_epochs"], config["algorithm"]["clip_coef"]) == (1, 0.3)
@@ -399,6 +414,23 @@ def test_an_unknown_algorithm_is_answered_with_the_nearest_one() -> None:
     assert result.stderr == "error: algo must be one of appo, sac, dqn, found 'ppo'; did you mean 'appo'?\n"
 
 
+def test_a_wrong_value_of_render_is_answered_with_the_right_one(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", str(trained[0]), "--render", "mp4"]) == 2
+    assert capsys.readouterr().err == "error: render must be gif, found 'mp4'\n"
+
+
+def test_the_environment_may_follow_a_double_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--collectors", "0", "--", "CartPole-v1"]) == 1
+    assert capsys.readouterr().err == "error: collectors must be at least 1, found 0\n"
+
+
+def test_set_needs_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "CartPole-v1", "--set"]) == 2
+    assert capsys.readouterr().err == "error: --set needs one or more KEY=VALUE, found none\n"
+
+
 def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
     result = memlane("train", "CartPole-v1", "--num-env", "3")
     assert result.returncode == 2
@@ -411,6 +443,14 @@ def test_an_unknown_option_is_answered_with_the_nearest_one() -> None:
         ("--total-timesteps", "did you mean --max-steps?"),
         ("--learning-rate=1e-3", "settings of the algorithm are written --set learning_rate=VALUE"),
         ("--n-epochs", "settings of the algorithm are written --set update_epochs=VALUE"),
+        ("--hidden", "settings of the algorithm are written --set network.hidden=VALUE"),
+        ("--net-arch", "settings of the algorithm are written --set network.hidden=VALUE"),
+        ("--max-restarts", "settings of the algorithm are written --set max_restarts=VALUE"),
+        ("--device", "it can be set in Python only: memlane.train.train(Options(..., device=...))"),
+        (
+            "--dueling",
+            "`memlane train --help` lists the options, and settings of the algorithm are written --set KEY=VALUE",
+        ),
         ("--num-minibatches", "--set minibatch_size instead: num_steps * environments / num_minibatches"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 import memlane
 
 COMMAND = Path(sys.executable).with_name("memlane")
-SUBPACKAGES = ["core", "ipc", "lanes", "native", "spaces", "testing", "train", "vector"]
+SUBPACKAGES = ["core", "ipc", "lanes", "lessons", "native", "runner", "spaces", "testing", "train", "vector"]
 NAMES = {
     "AsyncVectorEnv": "memlane.vector.async_vector_env",
     "Replay": "memlane.lanes.replay",
@@ -89,6 +89,12 @@ first.join()
 def test_each_name_can_be_used_first(name: str) -> None:
     """No name depends on another one having been imported before."""
     assert python(f"import memlane; memlane.{name}", "-W", "error").stderr == ""
+
+
+def test_the_front_door_offers_every_public_subpackage() -> None:
+    root = Path(memlane.__file__).parent
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}
+    assert packages | {"lessons"} == set(SUBPACKAGES)
 
 
 def test_a_subpackage_is_an_attribute() -> None:
@@ -169,7 +175,7 @@ def test_the_version_can_be_asked_for(command: list[str | Path]) -> None:
 def test_the_command_without_its_packages_says_in_one_line_what_to_install(blocked: str, arguments: list[str]) -> None:
     result = run_module(*arguments, blocked=blocked)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == 'memlane needs tyro and rich: pip install "memlane[cli]"\n'
+    assert result.stderr == 'the command memlane needs tyro and rich: pip install "memlane[cli]"\n'
 
 
 def test_the_version_needs_no_other_package() -> None:

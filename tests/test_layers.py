@@ -54,12 +54,17 @@ LAYERS = {
     "native.template": layer("native testing", "numpy pytest"),
     "testing": layer("_native core native", "numpy gymnasium"),
     # training: networks and collection, algorithms, user interface, and what puts them together
-    "train": layer(f"_lazy {_TRAIN}", _TRAIN_PACKAGES),
-    "train.run": layer("core runner", "torch", lazy="tensorboard"),
-    "train.algorithms": layer(f"{_TRAIN} train train.run train.options", _TRAIN_PACKAGES),
+    "train.field_docs": layer("", ""),
+    "train": layer(f"_lazy {_TRAIN} train.field_docs", _TRAIN_PACKAGES),
+    "train.run": layer("core runner train.field_docs", "torch", lazy="tensorboard"),
+    "train.algorithms": layer(f"{_TRAIN} train train.field_docs train.run train.options", _TRAIN_PACKAGES),
     "train.ui": layer("core runner train train.run train.options train.trainer", "numpy gymnasium rich", lazy="PIL"),
-    "train.trainer": layer(f"{_TRAIN} train train.run train.options train.algorithms train.ui", _TRAIN_PACKAGES),
-    "train.options": layer("core runner train train.algorithms", ""),  # algorithms and their settings know each other
+    "train.trainer": layer(
+        f"{_TRAIN} train train.field_docs train.run train.options train.algorithms train.ui", _TRAIN_PACKAGES
+    ),
+    "train.options": layer(
+        "core runner train train.field_docs train.algorithms", ""
+    ),  # algorithms and their settings know each other
     # single modules
     "_lazy": layer("", ""),
     "_registration": layer("_native", "", lazy="gymnasium"),
@@ -71,7 +76,7 @@ LAYERS = {
         lazy="gymnasium",
     ),
     "__main__": layer("memlane cli", ""),
-    "memlane": layer("_lazy _registration core lanes ipc lessons native spaces testing train vector", ""),
+    "memlane": layer("_lazy _registration core lanes ipc lessons native runner spaces testing train vector", ""),
 }
 """By package, or by module where one module may import more or less than its package. The longest name counts."""
 

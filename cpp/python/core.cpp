@@ -113,7 +113,8 @@ void bind_core(nb::module_ &m) {
         .def("add", &Signal::add, "amount"_a = 1, "Add to the value, wake all waiters, and return the new value.")
         .def("compare_and_swap", &Signal::compare_and_swap, "expected"_a, "value"_a,
              "Set the value if it is `expected` and wake all waiters. Return whether it was.")
-        .def("wait", &Signal::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+        .def("wait", &Signal::wait, "until"_a, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
+             nb::sig("def wait(self, until: int, timeout: float | None = None, peers: Iterable[Peer] = ()) -> int"),
              "Wait until the value is at least `until` and return it. Raises WaitTimeout after `timeout` seconds and\n"
              "PeerDied soon after the death of one of `peers`.");
 
@@ -143,6 +144,11 @@ void bind_core(nb::module_ &m) {
 
     m.def("request_time_slice", &request_time_slice, "slice_ns"_a,
           "Ask the kernel for time slices of this length for this thread. False if it does not grant them.");
+
+    m.def(
+        "check_timeout", [](nb::handle timeout) { seconds_of(timeout); }, "timeout"_a.none(),
+        "Raise TypeError or ValueError unless `timeout` is None or a number of seconds, 0 or more.");
+
     m.def("tie_lifeline", &tie_lifeline, "pidfd"_a, "grace_ns"_a,
           "End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later.");
 }

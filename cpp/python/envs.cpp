@@ -158,11 +158,9 @@ class EnvHost {
     }
     // The environments whose step is complete, or None if fewer than `min_completed` are after `timeout` seconds. Checks
     // for Ctrl-C while it waits.
-    nb::object receive(std::size_t min_completed, std::optional<double> timeout) {
+    nb::object receive(std::size_t min_completed, nb::handle timeout) {
+        const std::int64_t deadline = deadline_ns_of(seconds_of(timeout));
         host();
-        std::int64_t deadline = forever_ns;
-        if (timeout && *timeout < 1e9)
-            deadline = now_ns() + static_cast<std::int64_t>(*timeout * 1e9);
         for (;;) {
             const std::int64_t left = std::clamp<std::int64_t>(deadline - now_ns(), 0, slice_ns);
             if (without_gil([&] { return async_steps_->wait(min_completed, std::chrono::nanoseconds(left)); }))
@@ -278,7 +276,7 @@ void bind_envs(nb::module_ &m) {
             "step_stored", [](EnvHost &it) { return it.step_with(nullptr); },
             "Like step(), with the actions that are in the host's array.")
         .def("send", &EnvHost::send, "envs"_a, "Start a step of these environments on background threads.")
-        .def("receive", &EnvHost::receive, "min_completed"_a, "timeout"_a = nb::none(),
+        .def("receive", &EnvHost::receive, "min_completed"_a, "timeout"_a.none() = nb::none(),
              "The environments whose step is complete, at least min_completed of them; None after timeout seconds.")
         .def("render", &EnvHost::render, "index"_a, "image"_a,
              "Draw an environment into an array of shape (height, width, 3).")

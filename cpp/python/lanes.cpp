@@ -50,7 +50,8 @@ class RingHandle {
 
     const std::string &label() const { return label_; }
 
-    std::int64_t claim(std::optional<double> timeout, nb::handle peers) {
+    std::int64_t claim(nb::handle timeout_argument, nb::handle peers) {
+        const std::optional<double> timeout = seconds_of(timeout_argument);
         require_open(*mapping_, label_);
         std::int64_t slot = ring_.try_claim(this_process());
         // A call with timeout 0 never gets to the wait, which reclaims slots of dead writers: do it here.
@@ -63,7 +64,7 @@ class RingHandle {
                 [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
                     return ring_.wait_claim(this_process(), deadline_ns, pidfds, spin);
                 },
-                [&] { return "a slot to write in the " + label_ + "; " + std::to_string(ring_.unread()) + " are unread"; });
+                [&] { return "a slot to write in the " + label_ + "; unread slots: " + std::to_string(ring_.unread()); });
         }
         ring_.head(slot).claimed_ns = wall_ns();
         return slot;
@@ -85,7 +86,8 @@ class RingHandle {
         ring_.abandon(slot);
     }
 
-    std::int64_t take(std::optional<double> timeout, nb::handle peers) {
+    std::int64_t take(nb::handle timeout_argument, nb::handle peers) {
+        const std::optional<double> timeout = seconds_of(timeout_argument);
         require_open(*mapping_, label_);
         std::int64_t slot = ring_.try_take(this_process());
         // A call with timeout 0 never gets to the wait, which reclaims slots of dead readers: do it here.
@@ -101,8 +103,8 @@ class RingHandle {
                 return ring_.wait_take(this_process(), deadline_ns, pidfds, spin);
             },
             [&] {
-                return "a slot to read in the " + label_ + "; " + std::to_string(see(ring_.control().written.value)) +
-                       " have been written since the start";
+                return "a slot to read in the " + label_ +
+                       "; slots written so far: " + std::to_string(see(ring_.control().written.value));
             });
     }
 
@@ -114,7 +116,7 @@ class RingHandle {
     // Claims a slot, copies the tensors into it and commits it. False, and nothing done, if the tensors do not fit
     // `parts`. `tensors` is None if `parts` was made of them right before.
     bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
-             std::optional<double> timeout, nb::handle peers) {
+             nb::handle timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return false;
         require_inside(*parts);
@@ -129,7 +131,7 @@ class RingHandle {
 
     // Takes a slot, copies it into the tensors and releases it. Nothing if the tensors do not fit `parts`. `tensors` is
     // None if `parts` was made of them right before.
-    std::optional<Head> get(TensorParts *parts, nb::handle tensors, std::optional<double> timeout, nb::handle peers) {
+    std::optional<Head> get(TensorParts *parts, nb::handle tensors, nb::handle timeout, nb::handle peers) {
         if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
             return std::nullopt;
         require_inside(*parts);
@@ -252,7 +254,8 @@ class WeightsHandle {
         return without_gil_for(parts.end_offset, [&] { return weights_.read(parts.parts); });
     }
 
-    std::int64_t wait_for(std::int64_t version, std::optional<double> timeout, nb::handle peers) {
+    std::int64_t wait_for(std::int64_t version, nb::handle timeout_argument, nb::handle peers) {
+        const std::optional<double> timeout = seconds_of(timeout_argument);
         require_open(*mapping_, label_);
         SignalCell &latest = weights_.control().latest;
         const std::int64_t until = version << 8;
@@ -330,18 +333,18 @@ void bind_lanes(nb::module_ &m) {
                       std::string>(),
              "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a)
         .def_prop_ro("label", &RingHandle::label)
-        .def("claim", &RingHandle::claim, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+        .def("claim", &RingHandle::claim, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
              "Wait for a slot to write and return its index.")
         .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a,
              "Make a claimed slot ready for readers.")
         .def("abandon", &RingHandle::abandon, "slot"_a, "Give a claimed slot back without committing it.")
-        .def("take", &RingHandle::take, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+        .def("take", &RingHandle::take, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
              "Wait for the oldest unread slot and return its index.")
         .def("release", &RingHandle::release, "slot"_a, "Free a slot that was taken.")
         .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a,
-             "timeout"_a, "peers"_a,
+             "timeout"_a.none(), "peers"_a,
              "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
-        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a, "peers"_a,
+        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a.none(), "peers"_a,
              "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
         .def("head", &RingHandle::head, "slot"_a)
         .def("unread", &RingHandle::unread, "Return the number of unread slots.")
@@ -363,15 +366,15 @@ void bind_lanes(nb::module_ &m) {
         .def_prop_ro("label", &WeightsHandle::label)
         .def("version", &WeightsHandle::version, "Return the latest version; 0 before the first publication.")
         .def("publish", &WeightsHandle::publish, "parts"_a, "Publish a copy of the parts and return its version.")
-        .def("publish_tensors", &WeightsHandle::publish_tensors, "parts"_a.none(), "tensors"_a,
+        .def("publish_tensors", &WeightsHandle::publish_tensors, "parts"_a.none(), "tensors"_a.none(),
              "Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies.")
         .def(
-            "read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a, "known"_a,
+            "read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a.none(), "known"_a,
             "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
             "need staging copies.")
         .def("read", &WeightsHandle::read, "parts"_a,
              "Copy the latest version into the parts and return it; 0 if there is none.")
-        .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+        .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
              "Wait until this version or a later one is published and return the latest version.")
         .def("retries", &WeightsHandle::retries,
              "Return how many copies were overwritten while they were made, and repeated.");

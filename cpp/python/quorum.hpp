@@ -25,7 +25,8 @@ class Quorum {
         require_open(*mapping_, label_);
         return quorum_arrive(*cell_, count);
     }
-    std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+    std::int64_t wait(std::int64_t until, nb::handle timeout_argument, nb::handle peers) {
+        const std::optional<double> timeout = seconds_of(timeout_argument);
         const std::int64_t value = arrived();
         if (value >= until)
             return value;

@@ -193,7 +193,8 @@ class ReplayHandle {
 
     // The fast path for rows without streams. Returns the transitions added; -1, and nothing done, if the caller must
     // use `add_rows` or the limiter would make it wait.
-    std::int64_t add_plain(nb::handle rows) {
+    std::int64_t add_plain(nb::handle rows, nb::handle timeout) {
+        seconds_of(timeout);
         require_open_and_writeable();
         InputRows input(columns_, rows, -1, true);
         if (!input.accepted || replay_.shape().linked || input.count > replay_.capacity() ||
@@ -208,8 +209,8 @@ class ReplayHandle {
     // Returns the transitions added; -1, and nothing done, if an argument is not accepted: the caller then checks the
     // arguments in Python and raises the error.
     std::int64_t add_rows(nb::handle rows, std::int64_t version, std::optional<StreamIndices> streams,
-                          std::optional<Bytes> skip, nb::handle finals, std::optional<Bytes> has_final,
-                          std::optional<double> timeout, nb::handle peers) {
+                          std::optional<Bytes> skip, nb::handle finals, std::optional<Bytes> has_final, nb::handle timeout,
+                          nb::handle peers) {
         require_open_and_writeable();
         InputRows input(columns_, rows, streams ? static_cast<std::int64_t>(streams->shape(0)) : -1, true);
         if (!input.accepted || streams.has_value() != replay_.shape().linked)
@@ -263,12 +264,12 @@ class ReplayHandle {
                                           .c_str());
             const double error = std::abs(errors.data()[i]);
             if (!std::isfinite(error))
-                throw nb::value_error(("errors must be finite, found " + std::to_string(errors.data()[i]) + " at position " +
-                                       std::to_string(i))
-                                          .c_str());
+                throw nb::value_error(
+                    ("errors must be finite, found " + format_number(errors.data()[i]) + " at position " + std::to_string(i))
+                        .c_str());
             const double priority = std::pow(error + smallest_error, alpha_);
             if (priority > largest_priority)
-                throw nb::value_error(("the error " + std::to_string(error) + " at position " + std::to_string(i) +
+                throw nb::value_error(("the error " + format_number(error) + " at position " + std::to_string(i) +
                                        " is too large for a priority; did the training diverge?")
                                           .c_str());
             priorities[i] = static_cast<float>(std::max(priority, smallest_priority));
@@ -320,7 +321,7 @@ class ReplayHandle {
         return counters;
     }
 
-    void wait_for_samples(std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+    void wait_for_samples(std::int64_t count, nb::handle timeout, nb::handle peers) {
         wait_for_limiter(Side::samplers, count, timeout, peers);
     }
 
@@ -394,7 +395,8 @@ class ReplayHandle {
     static std::string format_number(double number) { return nb::cast<std::string>(nb::str("{:g}").attr("format")(number)); }
 
     // Waits until the limiter admits `count` transitions or samples.
-    void wait_for_limiter(Side side, std::int64_t count, std::optional<double> timeout, nb::handle peers) {
+    void wait_for_limiter(Side side, std::int64_t count, nb::handle timeout_argument, nb::handle peers) {
+        const std::optional<double> timeout = seconds_of(timeout_argument);
         if (replay_.admit(side, count))
             return;
         const bool adds = side == Side::writers;
@@ -444,7 +446,7 @@ class SamplerHandle {
     using Block = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
     // Draws as many rows as the block has.
-    void sample(Block block, double beta, int threads, std::optional<double> timeout, nb::handle peers) {
+    void sample(Block block, double beta, int threads, nb::handle timeout, nb::handle peers) {
         const std::int64_t count = checked_count(block);
         require_not_stopping();
         if (prefetcher_.requested() > 0)
@@ -493,9 +495,8 @@ class SamplerHandle {
 
     // Waits for the batch that was started first and removes it. False at the timeout, or if another thread called
     // `stop`.
-    bool take(std::optional<double> timeout) {
-        const bool ends = timeout && *timeout < 1e9;
-        const std::int64_t deadline_ns = ends ? now_ns() + static_cast<std::int64_t>(*timeout * 1e9) : forever_ns;
+    bool take(nb::handle timeout) {
+        const std::int64_t deadline_ns = deadline_ns_of(seconds_of(timeout));
         BatchStatus status;
         while ((status = prefetcher_.oldest()) == BatchStatus::pending) {
             const std::shared_ptr<BatchPrefetcher::Shared> shared = prefetcher_.shared();
@@ -626,10 +627,10 @@ void bind_replay(nb::module_ &m) {
              "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
              "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
-        .def("add_plain", &ReplayHandle::add_plain, "rows"_a,
+        .def("add_plain", &ReplayHandle::add_plain, "rows"_a.none(), "timeout"_a.none(),
              "Add rows without streams and return how many were added; -1 if the caller must use `add`.")
-        .def("add", &ReplayHandle::add_rows, "rows"_a, "version"_a, "streams"_a.none(), "skip"_a.none(), "finals"_a.none(),
-             "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
+        .def("add", &ReplayHandle::add_rows, "rows"_a.none(), "version"_a, "streams"_a.none(), "skip"_a.none(),
+             "finals"_a.none(), "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
              "Add rows and return how many transitions were added; -1 if an argument is not accepted.")
         .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,
              "Set the priorities of rows by their keys and return how many of the rows were still stored.")

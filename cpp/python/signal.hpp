@@ -43,7 +43,10 @@ class Signal {
         return signal_compare_and_swap(*cell_, expected, value);
     }
 
-    std::int64_t wait(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
+    std::int64_t wait(std::int64_t until, nb::handle timeout, nb::handle peers) {
+        return wait_seconds(until, seconds_of(timeout), peers);
+    }
+    std::int64_t wait_seconds(std::int64_t until, std::optional<double> timeout, nb::handle peers) {
         require_open(*mapping_, label_);
         const std::int64_t value = see(cell_->value);
         return value >= until ? value : wait_for_change(until, timeout, peers);

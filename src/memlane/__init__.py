@@ -3,8 +3,8 @@
 Vector environments are ``AsyncVectorEnv`` (any Gymnasium environment, in worker processes) and ``make`` or ``load``
 (environments written in C). ``Ring``, ``Replay`` and ``Weights`` carry rollouts, transitions and parameters between
 processes; ``Segment`` is the shared memory that they are made of. ``memlane.train`` and the command ``memlane`` train
-policies. ``shared_memory_rl_pipeline``, ``SharedCircularBuffer`` and ``zero_copy_env_simulation`` are exercises on the
-core.
+policies; ``memlane.runner`` is the base of asynchronous algorithms. ``shared_memory_rl_pipeline``,
+``SharedCircularBuffer`` and ``zero_copy_env_simulation`` are exercises on the core.
 
 Names are imported on first use, so that ``import memlane`` is quick and needs neither gymnasium nor torch.
 """
@@ -18,7 +18,7 @@ from memlane._lazy import import_lock as _import_lock
 from memlane._registration import register_envs
 
 if TYPE_CHECKING:
-    from memlane import core, ipc, lanes, native, spaces, testing, train, vector
+    from memlane import core, ipc, lanes, lessons, native, runner, spaces, testing, train, vector
     from memlane.core.segment import Segment
     from memlane.lanes.replay import Replay
     from memlane.lanes.ring import Ring
@@ -40,9 +40,11 @@ __all__ = [
     "core",
     "ipc",
     "lanes",
+    "lessons",
     "load",
     "make",
     "native",
+    "runner",
     "shared_memory_rl_pipeline",
     "spaces",
     "testing",
@@ -63,7 +65,7 @@ _HOMES = {
     "shared_memory_rl_pipeline": "lessons",
     "zero_copy_env_simulation": "lessons",
 }
-"""The module that defines each name; the other names of ``__all__`` are subpackages."""
+"""The module that defines each name; the other names of ``__all__`` are public modules and subpackages."""
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ def main() -> int:
         print(f"memlane {__version__}")
         return 0
     if not (find_spec("tyro") and find_spec("rich")):
-        print('memlane needs tyro and rich: pip install "memlane[cli]"', file=sys.stderr)
+        print('the command memlane needs tyro and rich: pip install "memlane[cli]"', file=sys.stderr)
         return 1
     from memlane.cli import main
 

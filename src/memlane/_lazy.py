@@ -1,4 +1,4 @@
-"""The lock of lazy imports: the front door and ``memlane.train`` import their names at first use."""
+"""The lock of lazy imports: the packages ``memlane`` and ``memlane.train`` import their names at first use."""
 
 from __future__ import annotations
 

@@ -106,6 +106,9 @@ class Rows:
 def request_time_slice(slice_ns: int) -> bool:
     """Ask the kernel for time slices of this length for this thread. False if it does not grant them."""
 
+def check_timeout(timeout: float | None) -> None:
+    """Raise TypeError or ValueError unless `timeout` is None or a number of seconds, 0 or more."""
+
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
 
@@ -251,7 +254,7 @@ class Replay:
     ) -> None: ...
     @property
     def label(self) -> str: ...
-    def add_plain(self, rows: Mapping_[str, object]) -> int:
+    def add_plain(self, rows: Mapping_[str, object], timeout: float | None) -> int:
         """Add rows without streams and return how many were added; -1 if the caller must use `add`."""
     def add(
         self,

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -40,7 +40,14 @@ _PRESET = _option("from the preset")
 _UNCHANGED = _option("as before")
 _RUN_DIR = tyro.conf.arg(metavar="RUN_DIR")
 _Settings = Annotated[
-    tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(name="set", metavar="KEY=VALUE ...")
+    tuple[tuple[str, ...], ...],
+    tyro.conf.UseAppendAction,
+    tyro.conf.arg(
+        name="set",
+        metavar="KEY=VALUE ...",
+        help="Algorithm settings that override the preset: learning_rate=1e-3 network.hidden=128,128. `python -m pydoc "
+        "memlane.train.APPOConfig` explains those of appo; SACConfig, DQNConfig and NetworkConfig have the others.",
+    ),
 ]
 
 
@@ -71,7 +78,7 @@ def new(
     """Create a directory with a small working C environment, its test and a training script, to start your own from.
 
     Args:
-        name: Name of the environment: letters, digits and _.
+        name: Name of the environment: letters, digits and _, beginning with a letter.
         directory: Directory to create.
     """
     from memlane.native.new import new
@@ -81,38 +88,35 @@ def new(
 
 
 def envs() -> None:
-    """List the environments that come with memlane: spaces, step limit of an episode, settings, and the algorithms that
-    have a preset for it, each with the mean return at which training stops."""
+    """List memlane's native environments: spaces, step limit of an episode, presets (algorithm and target return) and
+    settings with their defaults."""
     from rich.table import Table
 
     from memlane.native import built_in_names
     from memlane.native.lowlevel import built_in
     from memlane.train.presets import PRESETS
 
+    console = _console()
     table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("observation", min_width=len("observation"))
-    table.add_column("action", min_width=len("Discrete(3)"))
-    table.add_column("steps", min_width=len("steps"))
-    table.add_column("presets", min_width=len("presets"))
-    table.add_column("settings", overflow="fold")
+    for heading in ("name", "observation", "action", "steps", "presets", "settings"):
+        # These two fold in a narrow terminal; the others have short lines there, which leave room for them.
+        table.add_column(heading, no_wrap=heading not in ("observation", "settings"), overflow="fold")
     for name in built_in_names():
         spec = built_in(name)
         presets = [f"{algo} {by_env[name].target:g}" for algo, by_env in PRESETS.items() if name in by_env]
         table.add_row(
             name if spec.num_agents == 1 else f"{name} ({spec.num_agents} agents)",
             _format_space(spec.observation_space),
-            _format_space(spec.action_space),
+            _format_space(spec.action_space, "\n" if console.is_terminal else " "),
             str(spec.max_episode_steps or "no limit"),
-            ", ".join(presets) or "-",
+            (",\n" if console.is_terminal else ", ").join(presets) or "-",
             ", ".join(f"{setting.name}={setting.value:g}" for setting in spec.settings),
         )
-    console = _console()
     if not console.is_terminal:
         console.width = _WIDE  # one line per environment, for programs that read the table
     console.print(table)
     others = ", ".join(name for name in PRESETS["appo"] if name not in built_in_names())
-    _print(f"\nGymnasium environments with a preset: {others}. Any other Gymnasium environment can be trained on too.")
+    _print(f"\nGymnasium environments with a preset: {others}. `memlane train` takes other Gymnasium ids too.")
 
 
 def train(
@@ -147,12 +151,13 @@ def train(
         max_seconds: Stop after this many seconds.
         target: Stop when the mean return of the last 100 episodes reaches this value; inf: never.
         run_dir: Directory of the run.
-        max_lag: Largest policy lag of a rollout when it is learned from, in policy versions; 0: synchronous.
-        deterministic: Make equal seeds give equal results, at some cost in speed.
+        max_lag: Largest policy lag of a rollout when it is learned from, in weight versions; 0: synchronous.
+        deterministic: Give equal results for equal seeds. Slower, and the run is saved and ends only every 50 updates.
         as_json: Print a line of JSON for every update instead of the live display.
-        settings: Algorithm settings that override the preset: learning_rate=1e-3 network.hidden=(128,128)
     """
     _check_algorithm(algo)
+    if () in settings:
+        raise UsageError("--set needs one or more KEY=VALUE, found none")
     _warm_up()
     from memlane.train.options import Options, parse_settings
 
@@ -196,7 +201,7 @@ def resume(
 def evaluate(
     run_dir: Annotated[Path, tyro.conf.Positional, _RUN_DIR],
     episodes: int = 20,
-    render: Annotated[Literal["gif"] | None, _option("no rendering")] = None,
+    render: Annotated[str | None, _option("no rendering", metavar="{gif}")] = None,
 ) -> None:
     """Evaluate a run's policy deterministically and print its returns.
 
@@ -205,12 +210,12 @@ def evaluate(
         episodes: Number of episodes.
         render: Write the first episode to evaluation.gif in the run directory and show it in the report.
     """
+    if render not in (None, "gif"):
+        raise UsageError(f"render must be gif, found {render!r}")
     _need_torch()
-    from memlane.train.options import OptionError, load_options
+    from memlane.train.options import load_options
     from memlane.train.trainer import evaluate, load_policy
 
-    if episodes < 1:
-        raise OptionError(f"episodes must be at least 1, found {episodes}")
     options, policy = load_options(run_dir), load_policy(run_dir)
     assert options.backend is not None
     stats = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)
@@ -227,8 +232,8 @@ def evaluate(
 
 
 def doctor() -> int:
-    """Check that this machine meets memlane's requirements and print a fix for each problem. Exit code 1 if one is not
-    met."""
+    """Check that this machine meets memlane's requirements and print a fix for each problem. The exit code is 1 if a
+    requirement is not met."""
     from memlane.doctor import examine
 
     findings = examine()
@@ -284,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class UsageError(MemlaneError):
-    """The command line names something unknown."""
+    """The command line names something unknown, or lacks a value."""
 
 
 class MissingPackage(MemlaneError, ImportError):
@@ -315,7 +320,7 @@ def _print_help() -> None:
 
 
 def _check_command(name: str) -> None:
-    """The parser names no command near an unknown one."""
+    """The parser suggests no command for an unknown one."""
     if not name.startswith("-") and name not in COMMANDS:
         raise UsageError(
             f"unknown command {name!r}{did_you_mean(name, COMMANDS)}\nCommands: {', '.join(COMMANDS)}. "
@@ -327,12 +332,19 @@ def _check_flags(arguments: Sequence[str]) -> None:
     """The parser does not know the names of other libraries, nor settings that are written as options."""
     known = {*inspect.signature(train).parameters, "json", "set", "help"}
     for argument in arguments:
+        if argument == "--":
+            return
         name = argument.removeprefix("--").partition("=")[0].replace("-", "_")
         if argument.startswith("--") and name not in known:
             from memlane.train.options import flag_hint
 
             if hint := flag_hint(name):
                 raise UsageError(f"unknown option {argument}; {hint}")
+            if not did_you_mean(name, known):  # else the parser's message has the option that is near
+                raise UsageError(
+                    f"unknown option {argument}; `memlane train --help` lists the options, and settings of the "
+                    "algorithm are written --set KEY=VALUE"
+                )
 
 
 def _check_algorithm(name: str) -> None:
@@ -363,6 +375,7 @@ def _print(text: str, *, stderr: bool = False) -> None:
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
     from memlane.train.options import resolve_options
     from memlane.train.trainer import train
+    from memlane.train.ui.formatting import resume_command
     from memlane.train.ui.live_display import JsonLines, RunSummary, make_display
 
     options = resolve_options(options)
@@ -386,7 +399,7 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
             f"\n{result.reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"
             f"  memlane eval {run_dir} --render gif\n"
-            f"  memlane resume {run_dir}"
+            f"  {resume_command(run_dir, result.stopped_by, options.max_steps, result.env_steps)}"
         )
     if result.stopped_by == "Ctrl-C":
         raise KeyboardInterrupt
@@ -413,10 +426,10 @@ def _warm_up() -> None:
 
 def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise MissingPackage('training needs torch: pip install "memlane[torch]"')
+        raise MissingPackage('this command needs torch: pip install "memlane[torch]"')
 
 
-def _format_space(space: Space[Any]) -> str:
+def _format_space(space: Space[Any], before_bounds: str = " ") -> str:
     """Gymnasium's notation, without the bounds of single elements."""
     from gymnasium.spaces import Box, Dict
 
@@ -425,5 +438,5 @@ def _format_space(space: Space[Any]) -> str:
     if not isinstance(space, Box):
         return str(space)
     low, high = space.low.min(), space.high.max()
-    bounds = f" {low:g} to {high:g}" if (space.low == low).all() and (space.high == high).all() else ""
+    bounds = f"{before_bounds}{low:g} to {high:g}" if (space.low == low).all() and (space.high == high).all() else ""
     return f"{space.dtype}{list(space.shape)}{bounds}"

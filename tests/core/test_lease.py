@@ -292,6 +292,14 @@ def test_an_array_that_outlives_a_debug_lease_is_a_warning_that_names_its_taker(
     del held
 
 
+def test_the_warning_is_about_the_line_that_ended_the_lease_even_if_memlane_called_release(segment: Segment) -> None:
+    with pytest.warns(StaleViewWarning) as caught, Lease(segment, debug=True) as lease:
+        held = lease["obs"]
+    (warning,) = caught
+    assert warning.filename == __file__
+    del held
+
+
 def test_the_lane_gets_its_slot_back_before_the_warning(segment: Segment) -> None:
     ends: list[int] = []
     lease = Lease(segment, debug=True, on_release=lambda: ends.append(1))

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -314,10 +315,21 @@ def test_the_tied_live_as_long_as_their_master(victim: Peer, board: Segment) -> 
         assert Peer.of(process.pid or 0).wait(1)
 
 
-@pytest.mark.parametrize("grace", [-1, float("nan")])
+@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "1"])
 def test_a_grace_must_be_a_number_of_seconds(grace: float) -> None:
-    with pytest.raises(ValueError, match=f"grace must be a number of seconds, 0 or more, found {grace}"):
+    with pytest.raises(ValueError, match=f"grace must be a finite number of seconds, 0 or more, found {grace!r}"):
         die_with(Peer.current(), grace)
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+def test_the_timeout_of_a_wait_for_a_process_must_be_a_number_of_seconds(timeout: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"timeout must be None .* or a number of seconds, 0 or more, found {timeout!r}"):
+        dead_peer().wait(timeout)
+
+
+def test_a_wait_for_a_process_may_be_longer_than_the_kernel_can_count() -> None:
+    assert dead_peer().wait(1e300)
+    assert dead_peer().wait(float("inf"))
 
 
 # --------------------------------------------------------------------------------------------------------------- roster
@@ -369,6 +381,14 @@ def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: 
     with pytest.raises(
         SegmentError, match=r"all 6 entries of words 'places' of anonymous segment belong to running processes"
     ):
+        roster.join()
+
+
+def test_a_full_table_has_the_name_and_the_remedy_that_it_was_given(board: Segment) -> None:
+    roster = Roster(board.words("places"), "close some", "the samplers")
+    for _ in range(6):
+        roster.join()
+    with pytest.raises(SegmentError, match=r"^all 6 entries of the samplers belong to running processes; close some$"):
         roster.join()
 
 

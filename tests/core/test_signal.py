@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,8 +180,15 @@ def test_a_timeout_of_nothing_only_looks(ping: Signal) -> None:
 
 @pytest.mark.parametrize("timeout", [-1, -1e-9, float("nan"), float("-inf")])
 def test_a_timeout_must_be_a_number_of_seconds(ping: Signal, timeout: float) -> None:
-    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds, 0 or more"):
-        ping.wait(1, timeout=timeout)
+    for until in (1, 0):  # also if there is nothing to wait for
+        with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+            ping.wait(until, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["1", [1.0], object()])
+def test_a_timeout_that_is_not_a_number_is_an_error_that_names_it(ping: Signal, timeout: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"0 or more, found {timeout!r}")):
+        ping.wait(0, timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [1e300, float("inf"), None])
@@ -190,9 +199,17 @@ def test_a_wait_without_end_ends_with_data(ping: Signal, timeout: float | None) 
     timer.join()
 
 
-def test_peers_must_be_something_that_can_be_watched(ping: Signal) -> None:
-    with pytest.raises(AttributeError, match="fileno"):
-        ping.wait(1, timeout=1, peers=[3])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ([3], r"^peers must be Peer objects, such as Peer\.of\(pid\), found int$"),
+        (3, r"^peers must be a list or tuple of Peer objects, such as Peer\.of\(pid\), found int$"),
+        (Peer.current(), r"^peers must be a list or tuple of Peer objects, such as Peer\.of\(pid\), found Peer$"),
+    ],
+)
+def test_peers_must_be_something_that_can_be_watched(ping: Signal, peers: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        ping.wait(1, timeout=1, peers=peers)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 10**6])

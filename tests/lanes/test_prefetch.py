@@ -88,6 +88,21 @@ def test_wait_leaves_the_batch_for_consume(pipeline: ReplayPipeline) -> None:
     pipeline.consume(timeout=0)
 
 
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+def test_a_timeout_that_is_no_duration_is_refused_whether_or_not_there_is_a_wait(
+    pipeline: ReplayPipeline, timeout: Any, error: type[Exception]
+) -> None:
+    pipeline.start()
+    for move in (pipeline.wait, pipeline.consume):
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds"):
+            move(timeout=timeout)
+    pipeline.wait(timeout=20)
+    for move in (pipeline.wait, pipeline.consume):
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds"):
+            move(timeout=timeout)
+    assert pipeline.started == 1
+
+
 def test_what_was_not_started_cannot_be_waited_for(pipeline: ReplayPipeline) -> None:
     for move in (pipeline.wait, pipeline.consume):
         with pytest.raises(MemlaneError, match=r"no batch was started; call start\(\) before"):
@@ -96,7 +111,7 @@ def test_what_was_not_started_cannot_be_waited_for(pipeline: ReplayPipeline) -> 
 
 def test_no_more_can_be_started_than_fit_ahead(pipeline: ReplayPipeline) -> None:
     pipeline.start()
-    with pytest.raises(MemlaneError, match="1 batches are started already; consume one first"):
+    with pytest.raises(MemlaneError, match="1 started batches, as many as ahead=1 allows; consume one first"):
         pipeline.start()
     assert pipeline.started == 1
 
@@ -106,7 +121,7 @@ def test_several_batches_can_be_ahead_and_come_in_order(replay: Replay) -> None:
     with ReplayPipeline(replay.sampler(seed=1), batch_size=8, ahead=3) as pipeline:
         for _ in range(3):
             pipeline.start()
-        with pytest.raises(MemlaneError, match="3 batches are started already"):
+        with pytest.raises(MemlaneError, match="3 started batches"):
             pipeline.start()
         for _ in range(6):
             assert pipeline.consume(timeout=20)["x"].tolist() == plain.sample(8)["x"].tolist()

@@ -142,7 +142,12 @@ def test_bytes_per_transition_counts_row_and_priority() -> None:
         ({"capacity": 0}, ValueError, "capacity must be 1 or more, found 0"),
         ({"capacity": 2.5}, TypeError, "integer"),
         ({"streams": -1}, ValueError, "streams must be 0 or more"),
-        ({"streams": 1, "capacity": 1}, ValueError, "with a capacity of at least 2"),
+        ({"streams": 1, "capacity": 1}, ValueError, "capacity must be 2 or more in a replay with streams, found 1"),
+        ({"streams": 0.5}, TypeError, "streams must be an integer, 0 or more, found 0.5"),
+        ({"capacity": "10"}, TypeError, "capacity must be an integer, 1 or more, found '10'"),
+        ({"streams": 1, "observations": "obs"}, TypeError, "observations must be a list of names, such as ['obs']"),
+        ({"alpha": "0.6"}, ValueError, "alpha must be above 0, or None to sample uniformly, found '0.6'"),
+        ({"limiter": 2.0}, TypeError, "limiter must be a Limiter or None, found 2.0"),
         ({"row": PLAIN, "streams": 1}, LayoutError, "need a field 'reward' of dtype float32 or float64 and shape []"),
         (
             {"row": {**STEP, "truncated": ("uint8", ())}, "streams": 1},
@@ -583,8 +588,36 @@ def test_cut_without_streams_says_that_there_are_none(plain: Replay) -> None:
 
 @pytest.mark.parametrize("streams", [[2], [-1], [0, 0]])
 def test_a_writer_can_only_have_different_streams_that_are_there(double: Replay, streams: list[int]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"streams must be different numbers below 2, found {streams}")):
+    with pytest.raises(ValueError, match=re.escape(f"streams must be different numbers from 0 to 1, found {streams}")):
         double.writer(streams)
+
+
+@pytest.mark.parametrize("given", [{"final": {"x": np.zeros(1, np.int64)}}, {"env_ids": [0]}])
+def test_a_replay_without_streams_refuses_what_needs_them(plain: Replay, given: dict[str, Any]) -> None:
+    """Once: both were ignored."""
+    with pytest.raises(ValueError, match=r"final and env_ids need streams, but the replay of .* has none"):
+        plain.writer().add({"x": np.zeros(1, np.int64)}, **given)
+    assert plain.added == 0
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+@pytest.mark.parametrize("rows", [{"x": np.zeros((1, 2), np.int64)}, {"x": [[0, 0]]}], ids=["array", "list"])
+def test_a_timeout_that_is_no_duration_is_refused_although_nothing_waits(
+    plain: Replay, rows: dict[str, Any], timeout: float
+) -> None:
+    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds"):
+        plain.add(rows, timeout=timeout)
+    assert plain.added == 0
+    plain.add(rows)
+    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds"):
+        plain.sampler().sample(1, timeout=timeout)
+    assert plain.counters()["sampled"] == 0
+
+
+@pytest.mark.parametrize("rows", [None, [0], 0])
+def test_rows_that_are_not_a_dict_are_an_error_that_names_the_fields(plain: Replay, rows: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"rows must be a dict with the fields ['x'], found {rows!r}")):
+        plain.add(rows)
 
 
 def test_a_replay_without_streams_has_none_to_give(plain: Replay) -> None:
@@ -624,7 +657,7 @@ def test_strangers_find_a_replay_by_its_name() -> None:
         play(replay.writer(), 1, 2)
         with Replay.attach(name, layout=STEP) as other:
             assert (other.alpha, other.streams, sorted(drawn(other))) == (0.5, 1, [1])
-        with pytest.raises(SegmentError, match="has another layout"):
+        with pytest.raises(SegmentError, match=f"the layout of replay '{name}' differs: expected"):
             Replay.attach(name, layout=PLAIN)
         with pytest.raises(SegmentExists):
             Replay(PLAIN, 10, name=name)

@@ -352,7 +352,7 @@ def test_unread_never_exceeds_num_slots(ring: Ring) -> None:
 
 def test_block_refuses_a_slot_when_all_are_unread(blocking: Ring) -> None:
     write(blocking, 1, 2, 3)
-    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for a slot to write in the ring of .*; 3 are unread"):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for a slot to write in the ring of .*; unread slots: 3"):
         blocking.writer().claim(timeout=0.05)
     assert read_all(blocking) == [1, 2, 3]
 
@@ -383,7 +383,7 @@ def test_a_reader_waits_for_a_slot_that_another_process_writes(checked: Ring) ->
 def test_taking_from_an_empty_ring_is_an_error_and_not_old_data(ring: Ring) -> None:
     write(ring, 1)
     read(ring)
-    with pytest.raises(WaitTimeout, match=r"waited 0 s for a slot to read in the ring .*; 1 have been written"):
+    with pytest.raises(WaitTimeout, match=r"waited 0 s for a slot to read in the ring .*; slots written so far: 1"):
         ring.reader().take(timeout=0)
 
 
@@ -395,9 +395,42 @@ def test_readers_that_waited_are_counted_and_those_that_only_looked_are_not(ring
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_a_timeout_that_is_no_duration_is_refused(ring: Ring, timeout: float) -> None:
-    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds"):
-        ring.reader().take(timeout=timeout)
+def test_a_timeout_that_is_no_duration_is_refused_whether_or_not_there_is_a_wait(ring: Ring, timeout: float) -> None:
+    writer, reader, tensors = ring.writer(), ring.reader(), {"x": np.zeros(2, np.int64)}
+    calls: list[Callable[[], object]] = [
+        lambda: writer.claim(timeout=timeout),
+        lambda: writer.put(tensors, timeout=timeout),
+        lambda: reader.take(timeout=timeout),
+        lambda: reader.get(tensors, timeout=timeout),
+    ]
+    for unread in range(4):  # first a reader would have to wait, at the end a writer
+        before = ring.counters()
+        for call in calls:
+            with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds"):
+                call()
+        assert (ring.unread, ring.counters()) == (unread, before)
+        if unread < 3:
+            writer.put(tensors, timeout=0)
+
+
+@pytest.mark.parametrize("nothing", [None, [1, 2]])
+def test_put_and_get_of_something_else_than_a_dict_is_an_error_and_repeats_nothing(ring: Ring, nothing: Any) -> None:
+    """A handle keeps the tensors of its last call."""
+    writer, reader, tensors = ring.writer(), ring.reader(), {"x": np.ones(2, np.int64)}
+    writer.put(tensors)
+    writer.put(tensors)
+    with pytest.raises(TypeError, match="tensors must be a dict of arrays or tensors, found"):
+        writer.put(nothing)
+    reader.get(tensors)
+    with pytest.raises(TypeError, match="out must be a dict of arrays or tensors, found"):
+        reader.get(nothing)
+    assert (ring.counters()["written"], ring.counters()["read"]) == (2, 1)
+
+
+@pytest.mark.parametrize("num_slots", [2.5, "2", None])
+def test_a_number_of_slots_that_is_not_an_integer_is_an_error_that_names_it(num_slots: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"num_slots must be an integer, 1 or more, found {num_slots!r}")):
+        Ring({"x": ("int64", 2)}, num_slots=num_slots)
 
 
 def test_the_death_of_a_peer_ends_a_readers_wait_within_a_second(ring: Ring, board: Segment) -> None:
@@ -724,7 +757,9 @@ def test_a_name_belongs_to_one_ring() -> None:
 def test_attaching_with_another_layout_says_the_difference() -> None:
     with (
         Ring(SMALL, name=fresh_name("ring")) as ring,
-        pytest.raises(SegmentError, match=r"another layout: expected field x: int32\[2\], found x: int64\[2\]"),
+        pytest.raises(
+            SegmentError, match=r"the layout of ring '.*' differs: expected field x: int32\[2\], found x: int64\[2\]"
+        ),
     ):
         Ring.attach(ring.name or "", layout={"x": ("int32", 2)})
 

@@ -426,9 +426,9 @@ def test_only_a_batch_of_this_sampler_and_size_can_be_filled(single: Replay) -> 
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        ({"n_step": 0}, "n_step, length and threads must be 1 or more, found n_step=0"),
-        ({"length": 0}, "length=0"),
-        ({"threads": 0}, "threads=0"),
+        ({"n_step": 0}, "n_step must be 1 or more, found 0"),
+        ({"length": 0}, "length must be 1 or more, found 0"),
+        ({"threads": 0}, "threads must be 1 or more, found 0"),
         ({"gamma": 1.5}, "gamma must be between 0 and 1, found 1.5"),
         ({"gamma": float("nan")}, "gamma must be between 0 and 1"),
         ({"stack": {"pixels": 2}}, "found 'pixels': 2"),
@@ -440,6 +440,20 @@ def test_only_a_batch_of_this_sampler_and_size_can_be_filled(single: Replay) -> 
 )
 def test_a_sampler_that_cannot_be_is_refused_and_takes_no_place(single: Replay, wish: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
+        single.sampler(**wish)
+    assert not single.roster.peers()
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"extras": "key"}, "extras must be a list of names, such as ['key'], found 'key'"),
+        ({"seed": 0.5}, "seed must be None or an integer, found 0.5"),
+        ({"length": 1.5}, "length must be an integer, 1 or more, found 1.5"),
+    ],
+)
+def test_a_sampler_with_a_wrong_type_is_refused_and_takes_no_place(single: Replay, wish: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
         single.sampler(**wish)
     assert not single.roster.peers()
 
@@ -615,13 +629,14 @@ def test_priorities_can_be_given_as_tensors(weighted: Replay) -> None:
 @pytest.mark.parametrize(
     ("keys", "errors", "error", "words"),
     [
-        (np.array([1, 2]), [1.0], ValueError, "expected 2 errors, found shape [1]"),
+        (np.array([1, 2]), [1.0], ValueError, "errors must have shape [2], one number for each key, found [1]"),
         (np.array([1.0]), [1.0], TypeError, "keys must be batch['key'], int64 in one dimension, found float64"),
         (np.array([[[1]]]), [[1.0]], TypeError, "of shape [1, 1, 1]"),
         (np.array([1, 0]), [1.0, 1.0], ValueError, "found 0 at position 1"),
         (np.array([1, -3]), [1.0, 1.0], ValueError, "found -3 at position 1"),
         (np.array([1, 2]), [1.0, np.nan], ValueError, "errors must be finite, found nan at position 1"),
         (np.array([1, 2]), [1.0, np.inf], ValueError, "errors must be finite, found inf at position 1"),
+        (np.array([1, 2]), [1.0, 1e300], ValueError, "the error 1e+300 at position 1 is too large for a priority"),
     ],
 )
 def test_priorities_that_make_no_sense_are_refused_before_anything_is_written(

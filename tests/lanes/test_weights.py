@@ -315,7 +315,7 @@ def test_an_unrelated_process_attaches_by_name_alone() -> None:
 def test_attaching_with_another_layout_says_the_difference() -> None:
     with (
         Weights(LAYOUT, name=fresh_name("weights")) as weights,
-        pytest.raises(SegmentError, match=r"the weights '.*' has another layout: expected a field 'b', found only"),
+        pytest.raises(SegmentError, match=r"the layout of weights '.*' differs: expected a field 'b', found only"),
     ):
         Weights.attach(weights.name or "", layout={"b": ("float32", ())})
 

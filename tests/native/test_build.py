@@ -214,7 +214,7 @@ def test_without_a_compiler_the_packages_that_have_one_are_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     error = error_of(source)
     assert "found no C compiler (cc, gcc, clang)" in error
-    assert all(name in error for name in ("build-essential", "dnf install gcc", "xcode-select", "CC"))
+    assert all(name in error for name in ("build-essential", "dnf install gcc", "CC"))
 
 
 def test_a_compiler_that_was_chosen_but_is_not_there_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

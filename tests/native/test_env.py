@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
@@ -158,6 +159,39 @@ def test_what_is_no_action_is_an_error_and_nothing_is_stepped(action: Any, pole:
 def test_a_step_before_the_first_reset_is_an_error(pole: NativeEnv) -> None:
     with pytest.raises(ValueError, match="reset"):
         pole.step(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "message"),
+    [
+        ("Pendulum-v1", 0.5, r"at 'action': expected shape \(1,\), found \(\)$"),
+        ("Pendulum-v1", [[0.5]], r"at 'action': expected shape \(1,\), found \(1, 1\)$"),
+        ("CartPole-v1", [1], r"at 'action': expected shape \(\), found \(1,\)$"),
+        ("CartPole-v1", 2, "at 'action': expected 0 to 1, found 2$"),
+        ("CartPole-v1", None, r"at 'action': expected shape \(\), found None$|expected dtype int64, found object"),
+    ],
+)
+def test_the_error_of_an_action_is_about_one_environment(name: str, action: Any, message: str) -> None:
+    env = NativeEnv(name)
+    env.reset(seed=1)
+    with pytest.raises((ValueError, TypeError), match=message):
+        env.step(action)
+    env.close()
+
+
+@pytest.mark.parametrize("call", [lambda env: env.step(0), lambda env: env.reset(), lambda env: env.render()])
+def test_a_call_after_close_is_an_error_that_names_this_class(
+    call: Callable[[NativeEnv], Any], pole: NativeEnv
+) -> None:
+    pole.close()
+    with pytest.raises(ClosedEnvironmentError, match=r"operate on `NativeEnv`, after a call to `close\(\)`"):
+        call(pole)
+
+
+@pytest.mark.parametrize("argument", ["num_envs", "copy", "num_threads", "max_episode_steps", "autoreset_mode"])
+def test_arguments_of_vector_environments_are_unknown_settings(argument: str) -> None:
+    with pytest.raises(TypeError, match=f"CartPole-v1 has no setting '{argument}'"):
+        NativeEnv("CartPole-v1", **{argument: 1})
 
 
 def test_a_step_past_the_end_is_an_error(spec_of: Callable[[str], Spec]) -> None:

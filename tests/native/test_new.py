@@ -1,4 +1,4 @@
-"""``new``: the folder that it writes builds, passes its own tests, and learns."""
+"""``new``: the directory that it writes builds, passes its own tests, and learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memlane.core import MemlaneError
 from memlane.native import load
 from memlane.native.build import _FAST, _FLAGS, build
 from memlane.native.lowlevel import open_library
-from memlane.native.new import FolderExists, NewError, new
+from memlane.native.new import DirectoryExists, NewError, new
 from tests.support.processes import within
 
 
@@ -129,7 +129,7 @@ def test_a_library_that_would_hide_a_module_is_refused(name: str, tmp_path: Path
 def test_an_existing_folder_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "orchard").mkdir()
     (tmp_path / "orchard" / "train.py").write_text("mine")
-    with pytest.raises(FolderExists, match="already exists and was not changed"):
+    with pytest.raises(DirectoryExists, match="already exists and was not changed"):
         new("orchard", tmp_path / "orchard")
     assert [file.name for file in (tmp_path / "orchard").iterdir()] == ["train.py"]
     assert (tmp_path / "orchard" / "train.py").read_text() == "mine"
@@ -137,7 +137,7 @@ def test_an_existing_folder_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_an_existing_file_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "orchard").write_text("mine")
-    with pytest.raises(FolderExists):
+    with pytest.raises(DirectoryExists):
         new("orchard", tmp_path / "orchard")
     assert (tmp_path / "orchard").read_text() == "mine"
 
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_made_is_told() -> None:
 def test_errors_are_those_that_python_programmers_catch() -> None:
     assert issubclass(NewError, MemlaneError)
     assert issubclass(NewError, ValueError)
-    assert issubclass(FolderExists, FileExistsError)
+    assert issubclass(DirectoryExists, FileExistsError)
 
 
 # ------------------------------------------------------------------------------------------------------------- its page

@@ -16,6 +16,7 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 
 from memlane.core import WaitTimeout
 from memlane.native import NativeVectorEnv, Spec
+from memlane.vector import CallTimeout
 from tests.support.native_envs import Making, actions_for, assert_same, copied
 from tests.support.processes import within
 
@@ -154,8 +155,9 @@ def test_a_wait_for_more_than_are_away_is_for_those_that_are(envs: NativeVectorE
 
 def test_a_wait_that_is_too_long_is_an_error_and_nothing_is_lost(envs: NativeVectorEnv) -> None:
     envs.send([0, SLOW, 0, 0])
-    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for 4 of 4"):
+    with pytest.raises(WaitTimeout, match=r"waited 0\.05 s for 4 of 4") as caught:
         envs.recv(4, timeout=0.05)
+    assert isinstance(caught.value, CallTimeout)  # as of AsyncVectorEnv
     assert envs.recv(4, timeout=60)[5].tolist() == [0, 1, 2, 3]
 
 
@@ -165,9 +167,37 @@ def test_a_wait_of_no_time_takes_what_is_ready(envs: NativeVectorEnv) -> None:
     assert envs.recv(1, timeout=0)[5].tolist() == [2]
 
 
+def test_a_wait_for_no_environment_takes_what_is_ready_and_perhaps_nothing(envs: NativeVectorEnv) -> None:
+    envs.send([SLOW], [2])
+    observations, rewards, terminated, truncated, infos, ids = envs.recv(0)
+    assert [len(array) for array in (observations, rewards, terminated, truncated, infos["number"], ids)] == [0] * 6
+    assert envs.recv(1)[5].tolist() == [2]
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+def test_a_timeout_that_is_no_duration_is_refused_whether_or_not_there_is_a_wait(
+    timeout: Any, error: type[Exception], envs: NativeVectorEnv
+) -> None:
+    for _ in range(2):
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+            envs.recv(timeout=timeout)
+        envs.send([0], [2])
+        time.sleep(0.1)
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+            envs.recv(timeout=timeout)
+        assert envs.recv()[5].tolist() == [2]
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, "1", None])
+def test_a_number_of_environments_to_wait_for_that_is_none_is_an_error(number: Any, envs: NativeVectorEnv) -> None:
+    with pytest.raises(ValueError, match="min_envs must be an integer of at least 0, found"):
+        envs.recv(number)
+
+
 def test_nothing_sent_is_nothing_to_wait_for(envs: NativeVectorEnv) -> None:
-    with pytest.raises(NoAsyncCallError, match="without any prior call to `send`"):
+    with pytest.raises(NoAsyncCallError, match="without any prior call to `send`") as caught:
         envs.recv()
+    assert caught.value.name == "recv"
 
 
 def test_a_second_recv_of_what_was_received_is_an_error(envs: NativeVectorEnv) -> None:
@@ -222,8 +252,12 @@ def test_other_calls_must_wait_for_those_that_are_away(call: str, making: Making
     envs.reset(seed=1)
     envs.send([0], [1])
     arguments = {"step": [[0, 0]], "reset": [], "render": [], "step_into": [[0, 0], {}, 0]}[call]
-    with pytest.raises(ValueError, match="while 1 environments have pending actions from `send`; call `recv` first"):
+    with pytest.raises(
+        ValueError, match="while 1 environments have pending actions from `send`; call `recv` first"
+    ) as caught:
         getattr(envs, call)(*arguments)
+    assert isinstance(caught.value, AlreadyPendingCallError)  # as of AsyncVectorEnv
+    assert caught.value.name == "recv"
     assert envs.recv()[5].tolist() == [1]
 
 

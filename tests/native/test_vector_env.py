@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
@@ -491,8 +491,9 @@ def test_a_reset_after_an_end_is_not_followed_by_another(making: Making) -> None
 
 
 def test_a_step_before_the_first_reset_is_an_error(making: Making) -> None:
-    with pytest.raises(ValueError, match=r"call `reset\(\)` before `step`"):
+    with pytest.raises(ValueError, match=r"call `reset\(\)` before `step`") as caught:
         making("CartPole-v1", 2).step([0, 0])
+    assert isinstance(caught.value, ResetNeeded)
 
 
 def test_with_disabled_autoreset_a_step_past_an_end_is_an_error_that_names_who_ended(making: Making) -> None:

@@ -82,7 +82,7 @@ def memfds_here() -> int:
     ("rl_cfg", "others", "message"),
     [
         ({}, {"sim_backend": "isaac"}, "sim_backend must be 'native', 'gymnasium' or 'mujoco', found 'isaac'"),
-        ({}, {"num_envs": 0}, "num_envs must be at least 1, found 0"),
+        ({}, {"num_envs": 0}, "num_envs must be 1 or more, found 0"),
         ({"max_lag": -1}, {}, "max_lag must be 0 .* or more, found -1"),
         ({"collectors": 3, "rollouts_per_update": 2}, {}, "at least the number of collectors, 3, found 2"),
         ({"collectors": 0}, {}, "found 0"),

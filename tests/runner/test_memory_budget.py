@@ -84,7 +84,7 @@ def test_a_number_of_bytes_may_come_from_numpy() -> None:
 
 
 def test_less_than_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="replay cannot take -1 bytes"):
+    with pytest.raises(ValueError, match="the number of bytes of replay must be 0 or more, found -1"):
         MemoryBudget().add("replay", -1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memlane.runner.async_runner import SETTINGS, SYNONYMS
@@ -40,6 +41,41 @@ def test_settings_of_the_runner_and_of_the_algorithm_are_known() -> None:
 def test_a_runner_that_names_no_settings_accepts_any() -> None:
     with Tiny(anything=3) as runner:
         assert runner.rl_cfg["anything"] == 3
+
+
+@pytest.mark.parametrize(
+    ("rl_cfg", "error", "words"),
+    [
+        ({"collectors": "two"}, TypeError, "rl_cfg['collectors'] must be an integer, found 'two'"),
+        ({"collectors": 1.5}, TypeError, "rl_cfg['collectors'] must be an integer, found 1.5"),
+        ({"max_lag": None}, TypeError, "rl_cfg['max_lag'] must be an integer, found None"),
+        ({"max_restarts": float("inf")}, TypeError, "rl_cfg['max_restarts'] must be an integer, found inf"),
+        ({"deterministic": "False"}, TypeError, "rl_cfg['deterministic'] must be True or False, found 'False'"),
+        ({"in_process": "no"}, TypeError, "rl_cfg['in_process'] must be True or False, found 'no'"),
+        ({"rollout_timeout": [5]}, TypeError, "rl_cfg['rollout_timeout'] must be a number, found [5]"),
+        ({"rollout_timeout": -1}, ValueError, "rollout_timeout must be 0 or more, found -1"),
+        ({"restart_window": -1}, ValueError, "restart_window must be 0 or more, found -1"),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be 0 or more, found -1"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_be_used_is_an_error_that_names_it(
+    rl_cfg: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        Strict(**rl_cfg)
+
+
+def test_settings_may_be_texts_and_numbers_of_other_types() -> None:
+    with Strict(collectors="2", max_lag=2.0, rollout_timeout=5, deterministic=0, max_restarts=np.int64(3)) as runner:
+        assert (runner.num_collectors, runner.max_lag, runner.rollout_timeout) == (2, 2, 5.0)
+        assert runner.deterministic is False
+
+
+@pytest.mark.parametrize("call", [lambda runner: runner.rollouts().__enter__(), lambda runner: runner.publish({})])
+def test_a_runner_that_is_not_open_says_what_to_call(call: Any) -> None:
+    with Tiny() as runner, pytest.raises(ValueError, match=r"the runner is not open; call open\(\) before"):
+        call(runner)
 
 
 def test_every_synonym_leads_to_a_setting() -> None:

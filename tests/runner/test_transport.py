@@ -170,6 +170,13 @@ def test_a_slot_cannot_be_committed_twice(start: Start) -> None:
         assert int(slot["number"]) == 1, "the second commit was no error"
 
 
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_timeout_that_is_no_duration_is_refused(start: Start, timeout: float) -> None:
+    transport = start(1, Count(), 1)
+    with pytest.raises(ValueError, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+        transport.source.take(timeout)
+
+
 def test_a_take_without_a_rollout_times_out(start: Start) -> None:
     transport = start(1, Count(), 1)
     transport.source.take(PATIENCE).release()
@@ -326,7 +333,7 @@ def test_a_collector_that_raises_is_found_without_waiting_for_a_rollout(start: S
 
 def test_a_collector_that_returns_early_does_not_leave_the_learner_waiting(start: Start) -> None:
     transport = start(1, return_early, 1)
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception, match=r"collect must not return before sink\.open\(\) raises Stopped") as caught:
         transport.source.take(10)
     assert not isinstance(caught.value, WaitTimeout)
 

@@ -33,7 +33,8 @@ REFUSED: list[tuple[Space[Any], Any, type[Exception], str]] = [
     (PIXELS, [1 + 2j, 0], TypeError, r"expected dtype uint8, found \(1\+2j\) in complex128"),
     (PIXELS, ["1", "2"], TypeError, "expected dtype uint8, found <U1"),
     (PIXELS, [2**70, 0], TypeError, "expected dtype uint8, found object"),
-    (PIXELS, None, ValueError, r"expected shape \(2,\), found \(\)"),
+    (PIXELS, None, ValueError, r"expected shape \(2,\), found None"),
+    (PIXELS, "ab", ValueError, r"expected shape \(2,\), found 'ab'"),
     (FLOATS, [1e300, 0], ValueError, r"expected dtype float32, found 1e\+300 in float64"),
     (FLOATS, [1j, 0], TypeError, "expected dtype float32, found 1j in complex128"),
     (FLOATS, [2**24 + 1, 0], ValueError, "expected dtype float32, found 16777217 in int64"),
@@ -149,8 +150,8 @@ def test_a_batch_with_one_wrong_value_is_not_stored_in_part() -> None:
 @pytest.mark.parametrize(
     ("space", "batch", "message"),
     [
-        (PIXELS, np.zeros((2, 3), np.uint8), r"expected shape \(count, \*\[2\]\), found \(2, 3\)"),
-        (PIXELS, np.uint8(3), r"expected shape \(count, \*\[2\]\), found \(\)"),
+        (PIXELS, np.zeros((2, 3), np.uint8), r"expected shape \(n, 2\), one row per value, found \(2, 3\)"),
+        (PIXELS, np.uint8(3), r"expected shape \(n, 2\), one row per value, found \(\)"),
         (PIXELS, [[1, 2], [3, 256]], "found 256"),
         (Discrete(3), [0, 3], "expected 0 to 2, found 3"),
         (

@@ -226,7 +226,9 @@ def test_every_field_has_a_row_for_each_value(space: Space[Any]) -> None:
 
 
 def test_arrays_of_another_dtype_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'value' must have dtype float32 .* found float64 and \[4, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"'value' must have dtype float32 and shape \(n, 2\), found float64 and \(4, 2\)"
+    ):
         column_of(Box(0, 1, (2,)), {"value": np.zeros((4, 2))})
 
 

@@ -21,12 +21,13 @@ LINKS = np.int32([[0, 1], [1, 2], [2, 0], [1, 1]])
 
 @pytest.mark.parametrize("space", [Sequence(Discrete(2)), PLANE], ids=type)
 @pytest.mark.parametrize("create", [lambda space: fields_of(space, 2), lambda space: create_shared_memory(space, 2)])
-def test_without_a_capacity_the_error_is_gymnasiums(space: Space[Any], create: Any) -> None:
+def test_without_a_capacity_the_error_is_gymnasiums_with_a_remedy(space: Space[Any], create: Any) -> None:
     with pytest.raises(TypeError) as ours:
         create(space)
     with pytest.raises(TypeError) as reference:
         theirs.create_shared_memory(space, 2)
-    assert str(ours.value) == str(reference.value)
+    what = "items" if isinstance(space, Sequence) else "nodes"
+    assert str(ours.value) == f"{reference.value} Or declare its size: Capacity({what}=...)."
 
 
 def test_a_capacity_of_the_wrong_kind_says_which_is_missing() -> None:
@@ -128,7 +129,10 @@ def test_a_smaller_graph_leaves_nothing_of_a_larger_one() -> None:
         (GraphInstance(NODES, EDGES, LINKS[:2]), r"expected shape \(4, 2\), two nodes per edge, found \(2, 2\)"),
         (GraphInstance(NODES, EDGES, LINKS + 1), "expected links between 3 nodes, found 3"),
         (GraphInstance(NODES, EDGES, LINKS - 1), "expected links between 3 nodes, found -1"),
-        (GraphInstance(NODES[:, :1], None, None), r"at 'nodes': expected shape \(count, \*\[2\]\), found \(3, 1\)"),
+        (
+            GraphInstance(NODES[:, :1], None, None),
+            r"at 'nodes': expected shape \(n, 2\), one row per value, found \(3, 1\)",
+        ),
         (GraphInstance(NODES, EDGES + 1, LINKS), "at 'edges': expected 0 to 2, found 3"),
     ],
 )

@@ -349,6 +349,24 @@ def test_names_and_paths_that_are_not_there_are_an_error() -> None:
         check_env("Nothing-v0")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"steps": 0}, ValueError, "steps must be 1 or more, found 0"),
+        ({"steps": 1.5}, TypeError, "steps must be an integer, 1 or more, found 1.5"),
+        ({"seed": -1}, ValueError, "seed must be 0 or more, found -1"),
+        ({"timeout": -1}, ValueError, "timeout must be a finite number of seconds above 0, found -1"),
+        ({"timeout": None}, ValueError, "timeout must be a finite number of seconds above 0, found None"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_cannot_be_used_is_an_error_that_names_it(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_env("CartPole-v1", **arguments)
+
+
 def test_misspelt_names_settings_and_arguments_are_answered_with_the_nearest_one() -> None:
     expected = (
         r"'CartPol-v1', and there is no file of that name; did you mean 'CartPole-v1'\? \(built-in environments: "

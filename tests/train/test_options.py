@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memlane.train
@@ -40,6 +41,8 @@ from memlane.train.trainer import train
         ("lr_schedule=adaptive", {"lr_schedule": "adaptive"}),
         ("max_restarts=2", {"max_restarts": 2}),
         ("network.hidden=(128,64)", {"network": {"hidden": (128, 64)}}),
+        ("network.hidden=128,64", {"network": {"hidden": (128, 64)}}),
+        ("network.hidden=32", {"network": {"hidden": (32,)}}),
         ("network.hidden=[32]", {"network": {"hidden": (32,)}}),
         ("network.lstm=16", {"network": {"lstm": 16}}),
     ],
@@ -87,6 +90,8 @@ def test_an_unknown_setting_that_nothing_is_near_is_answered_with_all_known_name
         ("appo", "clip_range", "clip_coef"),
         ("appo", "entropy_coef", "ent_coef"),
         ("appo", "net_arch", "network.hidden"),
+        ("appo", "hidden", "network.hidden"),
+        ("appo", "lstm", "network.lstm"),
         ("appo", "network.hiden", "network.hidden"),
         ("dqn", "n_steps", "n_step"),
         ("dqn", "exploration_initial_eps", "epsilon_start"),
@@ -110,6 +115,9 @@ def test_settings_of_other_libraries_are_answered_with_ours(algo: str, typed: st
     [
         ("appo", "num_minibatches", "set minibatch_size instead: num_steps * environments / num_minibatches"),
         ("appo", "total_timesteps", "did you mean the option max_steps, --max-steps of the command?"),
+        ("appo", "double", "it is a setting of dqn (known are "),
+        ("dqn", "clip_coef", "it is a setting of appo (known are "),
+        ("appo", "buffer_size", "it is a setting of sac and dqn (known are "),
         ("dqn", "train_freq", "set samples_per_insert instead"),
         ("dqn", "gradient_steps", "set samples_per_insert instead"),
         ("sac", "policy_frequency", "the actor is updated in every gradient step"),
@@ -122,6 +130,27 @@ def test_settings_of_other_libraries_that_no_one_setting_replaces_are_explained(
     with pytest.raises(OptionError) as caught:
         parse_settings([f"{typed}=1"], algo)
     assert f"unknown setting '{typed}'; {answer}" in str(caught.value)
+
+
+def test_the_network_is_not_one_setting_but_has_some() -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_settings(["network=3"])
+    assert str(caught.value) == (
+        "network has settings of its own: set one or more of network.hidden, network.lstm, "
+        "network.normalize_observations, network.log_std, found 'network=3'"
+    )
+
+
+@pytest.mark.parametrize("name", ["save_interval", "device", "env_settings"])
+def test_options_without_a_flag_are_answered_with_python(name: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_settings([f"{name}=1"])
+    assert str(caught.value) == f"{name} can be set in Python only: memlane.train.train(Options(..., {name}=...))"
+
+
+def test_every_option_has_a_flag_or_is_for_python() -> None:
+    flags, python = options_module._OPTION_NAMES, options_module._PYTHON_OPTIONS
+    assert {*flags, *python, "env", "config"} == set(Options.__dataclass_fields__)
 
 
 def test_every_suggestion_is_a_setting_that_some_algorithm_has() -> None:
@@ -156,7 +185,10 @@ def test_unknown_keys_of_rl_cfg_are_answered_one_by_one() -> None:
         ({"env": "CartPole-v9"}, "unknown environment 'CartPole-v9'; did you mean 'CartPole-v1'?"),
         ({"env": "Brick-v0"}, "unknown environment 'Brick-v0'; did you mean 'Bricks-v0'?"),
         ({"config": {"n_steps": 3}}, "unknown settings: 'n_steps' (did you mean 'num_steps'?)"),
-        ({"config": {"net_arch": (3,)}}, "unknown settings: 'net_arch' (did you mean 'network.hidden'?)"),
+        ({"config": {"net_arch": (3,)}}, "unknown settings: 'net_arch' (did you mean 'network': {'hidden': ...}?)"),
+        ({"config": {"lstm": 8}}, "unknown settings: 'lstm' (did you mean 'network': {'lstm': ...}?)"),
+        ({"config": {"double": True}}, "unknown settings: 'double' (it is a setting of dqn)"),
+        ({"config": {"device": "cpu"}}, "unknown settings: 'device' (did you mean the option device?)"),
         ({"config": {"network.lstm": 3}}, "unknown settings: 'network.lstm' (write 'network': {'lstm': ...})"),
         ({"config": {"network": {"hiden": (3,)}}}, "unknown network settings: 'hiden' (did you mean 'hidden'?)"),
         (
@@ -172,6 +204,89 @@ def test_unknown_names_in_options_are_answered_with_known_ones(
         train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
     assert str(caught.value).startswith(answer)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"env": 3}, "env must be a Gymnasium id, the name of a native environment, "),
+        ({"algo": None}, "algo must be a string, found None"),
+        ({"collectors": "2"}, "collectors must be an integer, found '2'"),
+        ({"collectors": 1.5}, "collectors must be an integer, found 1.5"),
+        ({"backend": 3}, "backend must be a string, found 3"),
+        ({"seed": None}, "seed must be an integer, found None"),
+        ({"max_steps": "many"}, "max_steps must be an integer, found 'many'"),
+        ({"target": float("nan")}, "target must be a number, found nan"),
+        ({"run_dir": 3}, "run_dir must be a string or a path, found 3"),
+        ({"deterministic": "no"}, "deterministic must be True or False, found 'no'"),
+        ({"config": None}, "config must be a dict, found None"),
+        ({"config": memlane.train.APPOConfig()}, "config must be a dict, found APPOConfig("),
+        ({"config": {"gamma": "high"}}, "gamma must be a number, found 'high'"),
+        ({"config": {"num_steps": 3.5}}, "num_steps must be an integer, found 3.5"),
+        ({"config": {"in_process": "no"}}, "in_process must be True or False, found 'no'"),
+        (
+            {"config": {"network": 3}},
+            "network must be a NetworkConfig or a dict of its settings (hidden, lstm, normalize_observations, "
+            "log_std), found 3",
+        ),
+        ({"config": {"network": {"hidden": 64}}}, "network.hidden must be integers such as (64, 64), found 64"),
+    ],
+)
+def test_options_and_settings_of_another_type_are_errors_that_name_them(
+    wrong: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "answer"),
+    [
+        ({"max_seconds": -1}, "max_seconds must be above 0, found -1; leave it out for no limit"),
+        ({"save_interval": 0}, "save_interval must be at least 1, found 0"),
+        ({"device": "abacus"}, "device must be a torch device of this machine, such as 'cpu', found 'abacus': "),
+        ({"config": {"gamma": 7}}, "gamma must be from 0 to 1, found 7"),
+        ({"config": {"learning_rate": -3}}, "learning_rate must be at least 0, found -3"),
+        ({"config": {"clip_coef": 0}}, "clip_coef must be above 0, found 0"),
+        ({"config": {"network": {"hidden": (0,)}}}, "network.hidden must be sizes of at least 1, found (0,); "),
+        ({"config": {"network": {"lstm": -1}}}, "network.lstm must be at least 0, found -1; 0: no LSTM"),
+        ({"algo": "dqn", "config": {"epsilon_start": 7}}, "epsilon_start must be from 0 to 1, found 7"),
+        ({"algo": "sac", "config": {"temperature": -1}}, "temperature must be at least 0, found -1"),
+        ({"config": {"torch_threads": 0}}, "torch_threads must be at least 1, found 0"),
+        ({"config": {"env_workers": -1}}, "env_workers must be at least 0 (the collector steps its environments), "),
+        ({"config": {"env_workers": 2}}, "env_workers is for environments in Python, found 2 with the native backend"),
+    ],
+)
+def test_options_and_settings_out_of_range_are_errors_that_name_them(
+    wrong: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 3), ("collectors", 2), ("max_lag", 0), ("deterministic", True)])
+def test_options_among_the_settings_are_errors_instead_of_being_ignored(name: str, value: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        resolve_options(Options("CartPole-v1", config={name: value}))
+    answer = f"config has {name!r}, which is an option: write Options(..., {name}={value!r}) instead"
+    assert str(caught.value) == answer
+
+
+def test_numbers_are_integers_where_options_are() -> None:
+    numbers: dict[str, Any] = {"max_steps": 1e6, "num_envs": np.int64(8), "target": 400}
+    resolved = resolve_options(Options("CartPole-v1", **numbers))
+    assert [repr(getattr(resolved, name)) for name in numbers] == ["1000000", "8", "400.0"]
+
+
+def test_an_environment_instead_of_options_is_an_error_that_says_what_to_write() -> None:
+    with pytest.raises(
+        TypeError, match=r"options must be memlane\.train\.Options, found 'CartPole-v1'; write Options\('CartPole-v1'\)"
+    ):
+        train("CartPole-v1")  # type: ignore[arg-type]
 
 
 def test_an_unregistered_environment_inside_a_function_keeps_its_own_error() -> None:
@@ -224,19 +339,6 @@ def test_every_setting_of_the_runner_can_be_set() -> None:
     assert set(settable) | flags == set(RUNNER_SETTINGS)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_every_setting_has_a_docstring(algo: str) -> None:
-    import ast
-    import inspect
-
-    for config in (Options, memlane.train.NetworkConfig, *algorithm_for(algo).Config.__mro__[:-1]):
-        body = ast.parse(inspect.getsource(config)).body[0].body  # type: ignore[attr-defined]
-        for field, after in zip(body, [*body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign):
-                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                assert documented, f"{config.__name__}.{ast.unparse(field.target)}"
-
-
 # ------------------------------------------------------------------------------------------------------ the front door
 
 
@@ -244,6 +346,27 @@ def test_the_package_shows_its_public_names_and_imports_them() -> None:
     assert dir(memlane.train) == sorted(memlane.train.__all__)
     assert {"train", "evaluate", "Options", "Result", "APPO", "SAC", "DQN"} <= set(memlane.train.__all__)
     assert all(getattr(memlane.train, name).__name__ == name for name in memlane.train.__all__)
+
+
+def test_names_that_need_torch_say_what_to_install() -> None:
+    code = """
+import sys
+
+class WithoutTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, WithoutTorch())
+import memlane.train
+
+try:
+    memlane.train.train
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == 'memlane.train.train needs torch: pip install "memlane[torch]"\n'
 
 
 def test_options_are_made_and_resolved_without_torch() -> None:

@@ -171,6 +171,43 @@ def test_wrong_actions_are_an_error_before_anything_is_sent(actions: Any) -> Non
         assert envs.step([0] * 4)[0].tolist() == [1] * 4
 
 
+def test_a_wait_for_no_environment_takes_what_is_ready_and_perhaps_nothing() -> None:
+    with ours(SLEEPERS) as envs:
+        envs.reset()
+        envs.send([58], [2])
+        observations, rewards, terminated, truncated, infos, ids = envs.recv(0)
+        assert (len(observations), len(rewards), len(terminated), len(truncated), infos, len(ids)) == (
+            0,
+            0,
+            0,
+            0,
+            {},
+            0,
+        )
+        assert envs.recv()[5].tolist() == [2]
+
+
+@pytest.mark.parametrize(("timeout", "error"), [(-1, ValueError), (float("nan"), ValueError), ("1", TypeError)])
+def test_a_timeout_that_is_no_duration_is_refused_whether_or_not_there_is_a_wait(
+    timeout: Any, error: type[Exception]
+) -> None:
+    with ours(SLEEPERS) as envs:
+        envs.reset()
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+            envs.recv(timeout=timeout)
+        envs.send([0], [2])
+        time.sleep(0.1)
+        with pytest.raises(error, match=r"timeout must be None .* or a number of seconds, 0 or more"):
+            envs.recv(timeout=timeout)
+        assert envs.recv()[5].tolist() == [2]
+
+
+@pytest.mark.parametrize(("number", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError)])
+def test_a_number_of_environments_to_wait_for_that_is_none_is_an_error(number: Any, error: type[Exception]) -> None:
+    with ours(SLEEPERS[:2]) as envs, pytest.raises(error, match="min_envs must be"):
+        envs.recv(number)
+
+
 def test_sending_to_no_environment_leaves_nothing_pending() -> None:
     with ours(SLEEPERS) as envs:
         envs.reset()

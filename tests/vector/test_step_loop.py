@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -85,29 +86,31 @@ def test_valid_results_are_the_same_as_in_process(way: Callable[..., Any], say: 
 
 @WAYS
 @pytest.mark.parametrize(
-    ("say", "error"),
+    ("say", "error", "message"),
     [
-        (lambda _: None, TypeError),
-        (lambda _: (ROWS[:4], 1.0, False, {}), ValueError),
-        (lambda _: (ROWS[:5], 1.0, False, False, {}), ValueError),
-        (lambda _: (None, 1.0, False, False, {}), ValueError),
-        (lambda _: (ROWS[:4], "much", False, False, {}), ValueError),
-        (lambda _: (ROWS[:4], None, False, False, {}), TypeError),
-        (lambda _: (ROWS[:4], 1.0, np.zeros(2), False, {}), ValueError),
-        (lambda _: 1 / 0, ZeroDivisionError),
+        (lambda _: None, TypeError, "step() must return observation, reward, terminated, truncated, info; found None"),
+        (lambda _: (ROWS[:4], 1.0, False, {}), ValueError, "found 4 values"),
+        (lambda _: (ROWS[:5], 1.0, False, False, {}), ValueError, "at 'observation': expected shape (4,), found (5,)"),
+        (lambda _: (None, 1.0, False, False, {}), ValueError, "at 'observation': expected shape (4,), found None"),
+        (lambda _: (ROWS[:4], "much", False, False, {}), ValueError, "a reward must be a number, found 'much'"),
+        (lambda _: (ROWS[:4], None, False, False, {}), TypeError, "a reward must be a number, found None"),
+        (lambda _: (ROWS[:4], 1.0, np.zeros(2), False, {}), ValueError, "terminated as True or False, found array("),
+        (lambda _: (ROWS[:4], 1.0, False, False, [1]), TypeError, "info must be a dict, found [1]"),
+        (lambda _: (ROWS[:4], 1.0, False, False, None), TypeError, "info must be a dict, found None"),
+        (lambda _: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
     ids=["nothing", "four values", "a wrong shape", "no observation", "a word for a reward", "no reward", "two flags",
-         "an exception"],
+         "a list for an info", "no info", "an exception"],
 )  # fmt: skip
 def test_an_invalid_result_is_an_error_of_its_environment(
-    way: Callable[..., Any], say: Callable[[int], Any], error: type[Exception]
+    way: Callable[..., Any], say: Callable[[int], Any], error: type[Exception], message: str
 ) -> None:
     def good() -> Scripted:
         return Scripted(lambda n: (ROWS[:4], float(n), False, False, {}))
 
     with ours([good, lambda: Scripted(say), good]) as envs:
         envs.reset(seed=0)
-        with pytest.raises(error) as raised:
+        with pytest.raises(error, match=re.escape(message)) as raised:
             way(envs)
         assert "environment 1" in "".join(raised.value.__notes__)
 

@@ -60,7 +60,7 @@ class CommandWord {
 
     // Called by the worker: waits until `go` is at `number`. The content may belong to a later command.
     Content wait(std::int64_t number) {
-        go_->wait(number, std::nullopt, no_peers_);
+        go_->wait_seconds(number, std::nullopt, no_peers_);
         const std::int64_t word = word_->load(std::memory_order_relaxed); // PAIR publish/see, partner: `issue`
         return {word >> 8, word >> 4 & 15, static_cast<Command>(word & 15)};
     }

@@ -51,7 +51,7 @@ void bind_vector(nb::module_ &m) {
         .def_prop_ro("arrived", &Quorum::arrived)
         .def("arrive", &Quorum::arrive, "count"_a = 1,
              "Add to the count, wake the waiter if that completes what it waits for, and return the new count.")
-        .def("wait", &Quorum::wait, "until"_a, "timeout"_a = nb::none(), "peers"_a = nb::tuple());
+        .def("wait", &Quorum::wait, "until"_a, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple());
 
     m.def("all_within", &all_within, "array"_a, "low"_a, "high"_a,
           "Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array.");

@@ -87,9 +87,8 @@ void Ring::commit(std::int64_t slot) {
     const std::int64_t sequence = control_->sequence.last.fetch_add(1, std::memory_order_relaxed) + 1;
     slot_head.sequence.store(sequence, std::memory_order_relaxed);
     // PAIR publish/see, partner: Ring::oldest_ready. Head and payload are stored before `ready`: otherwise a reader could
-    // take the slot and load its old content. If the writer dies before this line, its sequence
-    // number stays unused and its slot is reclaimed; after this line, a reader finds the slot, by the wake-up or at its
-    // next check.
+    // take the slot and load its old content. If the writer dies before this line, its sequence number stays unused and
+    // its slot is reclaimed; after this line, a reader finds the slot, by the wake-up or at its next check.
     publish(slot_head.state, slot_word(SlotState::ready, sequence));
     signal_add(control_->written, 1);
     if (overflow_ == Overflow::block)
@@ -99,9 +98,9 @@ void Ring::commit(std::int64_t slot) {
 }
 
 void Ring::trim(std::int64_t claim_word) {
-    // PAIR commit/trim, both sides are this line: each of two writers stores its `ready`, then counts all ready slots. With a fence between the
-    // two on both sides, at least one counts both. This prevents the counting from moving before the store (which even
-    // x86 does): neither would see the other's slot, and one too many would stay unread.
+    // PAIR commit/trim, both sides are this line: each of two writers stores its `ready`, then counts all ready slots.
+    // With a fence between the two on both sides, at least one counts both. This prevents the counting from moving
+    // before the store (which even x86 does): neither would see the other's slot, and one too many would stay unread.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     // At most one round: slots that others commit meanwhile are trimmed by those writers.
     for (std::int64_t i = 0; i < count_; ++i) {

@@ -29,11 +29,11 @@ static_assert(sizeof(QuorumCell) == 128 && offsetof(QuorumCell, wanted) == 64);
 
 inline std::int64_t quorum_arrive(QuorumCell &cell, std::int64_t count) {
     // PAIR publish/see, partner: quorum_wait. What this process stored before its arrival is visible after the wait.
-    // PAIR arrive/want, partner: quorum_wait. This side adds to the count, then loads `wanted`; the waiter stores `wanted`, then loads the
-    // count (in signal_wait). All four are sequentially consistent, so at least one side sees the other: either the
-    // waiter finds the count complete and does not sleep, or this side finds `wanted` and wakes it. This prevents the
-    // load of `wanted` from moving before the addition, and the waiter's load of the count from moving before its
-    // store: both sides would miss each other and the waiter would sleep on.
+    // PAIR arrive/want, partner: quorum_wait. This side adds to the count, then loads `wanted`; the waiter stores
+    // `wanted`, then loads the count (in signal_wait). All four are sequentially consistent, so at least one side sees
+    // the other: either the waiter finds the count complete and does not sleep, or this side finds `wanted` and wakes
+    // it. This prevents the load of `wanted` from moving before the addition, and the waiter's load of the count from
+    // moving before its store: both sides would miss each other and the waiter would sleep on.
     const std::int64_t before = cell.arrived.value.fetch_add(count, std::memory_order_seq_cst);
     const std::int64_t wanted = cell.wanted.count.load(std::memory_order_seq_cst);
     const std::int64_t now = wrapping_sum(before, count);

@@ -57,10 +57,11 @@ int dead_peer(std::span<const int> pidfds) {
     return -1;
 }
 
-// PAIR change/sleep, partner: signal_wait. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of `gate`, then loads
-// `value`. Both sides are sequentially consistent, so at least one sees the other: either the sleeper finds the new
-// value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this prevents is the waker's
-// load of `gate` moving before its store of `value` (which even x86 does with plain stores): a lost wake-up.
+// PAIR change/sleep, partner: signal_wait. The waker changes `value`, then loads `gate`; the sleeper sets bit 0 of
+// `gate`, then loads `value`. Both sides are sequentially consistent, so at least one sees the other: either the
+// sleeper finds the new value and does not sleep, or the waker finds bit 0 and wakes it. The reordering that this
+// prevents is the waker's load of `gate` moving before its store of `value` (which even x86 does with plain stores): a
+// lost wake-up.
 void wake_sleepers(SignalCell &cell) {
     std::uint32_t gate = cell.gate.load(std::memory_order_seq_cst);
     // If the exchange fails, another waker has incremented the gate since and wakes everything that sleeps on it.

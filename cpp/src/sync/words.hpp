@@ -34,9 +34,10 @@ inline bool publish_if(Word &word, std::int64_t expected, std::int64_t value) {
     return changed;
 }
 
-// PAIR claim/unchanged, partner: publish_if. After copying a payload, a reader checks whether the payload's word still holds `seen`. The
-// acquire fence orders the loads of the copy before this second load of the word. Without either fence, a torn copy could be accepted: because the second load was done too early, or because the
-// stores of the payload became visible before the claim that precedes them.
+// PAIR claim/unchanged, partner: publish_if. After copying a payload, a reader checks whether the payload's word still
+// holds `seen`. The acquire fence orders the loads of the copy before this second load of the word. Without either
+// fence, a torn copy could be accepted: because the second load was done too early, or because the stores of the
+// payload became visible before the claim that precedes them.
 inline bool unchanged(const Word &word, std::int64_t seen) {
     std::atomic_thread_fence(std::memory_order_acquire);
     return word.load(std::memory_order_relaxed) == seen;

@@ -147,7 +147,7 @@ class Lease(Mapping[str, NDArray[Any]]):
                 f"{len(in_use)} array(s) outlive the lease of {self.label}: {'; '.join(in_use)}. They now contain NaN "
                 "or -1; copy what must be kept before the lease ends",
                 StaleViewWarning,
-                stacklevel=2,
+                stacklevel=_calling_level() + 1,
             )
 
     def _after_release(self) -> None:
@@ -260,7 +260,13 @@ def _plain_deep(value: Any) -> Any:
 
 def _calling_line() -> str:
     """File, line and function of the innermost caller outside memlane."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
-        frame = frame.f_back
+    frame = sys._getframe(_calling_level())
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _calling_level() -> int:
+    """The number of frames from the function that calls this one up to the innermost caller outside memlane."""
+    level, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<frozen")):
+        level, frame = level + 1, frame.f_back
+    return level

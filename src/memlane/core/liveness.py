@@ -8,16 +8,21 @@ for dies. Waits such as ``Signal.wait`` poll pidfds.
 from __future__ import annotations
 
 import enum
+import math
 import os
 import select
 from functools import cache
 
 from memlane import _native
+from memlane.core.arguments import check_timeout, is_finite_number
 from memlane.core.children import describe_exit
 from memlane.core.errors import PeerDied, SegmentError
 
 PID_BITS = 22
 """Linux pids are below 2**22, so a pid and a start time fit into one 64-bit word."""
+
+_MAX_POLL_SECONDS = 2_000_000
+"""``poll`` counts milliseconds in 32 bits. A longer wait has no limit."""
 
 
 class PeerState(enum.Enum):
@@ -120,9 +125,10 @@ class Peer:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the process is dead. Return False if it is not after ``timeout`` seconds."""
+        check_timeout(timeout)
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        return bool(poll.poll(None if timeout is None else max(0, round(timeout * 1000))))
+        return bool(poll.poll(None if timeout is None or timeout > _MAX_POLL_SECONDS else math.ceil(timeout * 1000)))
 
     def describe_death(self) -> str:
         """One line: name, pid, and how the process ended, as far as this process can know."""
@@ -168,14 +174,15 @@ class Roster:
     """A table of processes in shared memory: each process adds itself, so that others can watch it.
 
     Any process that maps the table may call any method. The entry of a dead process stays listed until another process
-    takes it. ``remedy`` ends the error message of a full table.
+    takes it. ``label`` is the name of the table in the error message of a full one, ``remedy`` its end.
     """
 
-    __slots__ = ("_remedy", "_words")
+    __slots__ = ("_label", "_remedy", "_words")
 
-    def __init__(self, words: _native.Words, remedy: str = "create a larger table") -> None:
+    def __init__(self, words: _native.Words, remedy: str = "create a larger table", label: str | None = None) -> None:
         self._words = words
         self._remedy = remedy
+        self._label = label or words.label
 
     def join(self, peer: Peer | None = None) -> int:
         """Add ``peer`` (default: this process) and return the index of its entry."""
@@ -186,7 +193,7 @@ class Roster:
             if free and self._words.compare_and_swap(index, holder, word):
                 return index
         raise SegmentError(
-            f"all {len(self._words)} entries of {self._words.label} belong to running processes; {self._remedy}"
+            f"all {len(self._words)} entries of {self._label} belong to running processes; {self._remedy}"
         )
 
     def leave(self, index: int, peer: Peer | None = None) -> None:
@@ -207,8 +214,8 @@ def die_with(peer: Peer, grace: float = 0.5) -> None:
     Works under fork, forkserver and spawn, and for peers other than the parent. A child of this process does not
     inherit it: it has to call ``die_with`` itself.
     """
-    if not grace >= 0:
-        raise ValueError(f"grace must be a number of seconds, 0 or more, found {grace!r}")
+    if not (is_finite_number(grace) and grace >= 0):
+        raise ValueError(f"grace must be a finite number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
 
 

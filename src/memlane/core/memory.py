@@ -53,7 +53,7 @@ def require(nbytes: int, what: str, limits: Iterable[FreeMemory | None]) -> None
     if nbytes > tightest.free:
         raise BudgetError(
             f"{what} needs {nbytes} bytes ({format_bytes(nbytes)}), but {tightest.limit} has only {tightest.free} "
-            f"({format_bytes(tightest.free)}) free; reduce its shape, or free some space first"
+            f"({format_bytes(tightest.free)}) free; make it smaller, or free some space first"
         )
 
 

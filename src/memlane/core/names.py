@@ -110,8 +110,8 @@ class Leftover:
 
 
 def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
-    """The named segments of dead owners. Segments of other users and of other pid namespaces are skipped: whether
-    their owners are alive cannot be known here."""
+    """The named segments of dead owners in ``folder``, by default where ``Segment.create`` puts them. Segments of other
+    users and of other pid namespaces are skipped: whether their owners are alive cannot be known here."""
     try:
         entries = list(os.scandir(folder or directory()))
     except OSError:
@@ -124,7 +124,8 @@ def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
 
 
 def reclaim(folder: Path | None = None) -> list[Leftover]:
-    """Remove the named segments of dead owners and return them. Processes that map one keep its memory."""
+    """Remove the named segments of dead owners in ``folder``, as ``leftovers`` finds them, and return them. Processes
+    that map one keep its memory."""
     return [leftover for leftover in leftovers(folder) if _remove(leftover)]
 
 

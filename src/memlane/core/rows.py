@@ -119,7 +119,8 @@ def _check_indices(indices: ArrayLike) -> NDArray[np.int64]:
 
 def _require_array(label: str, array: object) -> None:
     if not isinstance(array, np.ndarray) or array.ndim == 0:
-        raise TypeError(f"{label} must be an array of at least one dimension, found {type(array).__name__}")
+        found = "one of shape []" if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{label} must be an array of at least one dimension, found {found}")
     if array.dtype.hasobject:
         raise TypeError(f"{label} has dtype {array.dtype}; Python objects cannot be copied as bytes")
 

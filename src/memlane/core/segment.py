@@ -146,8 +146,10 @@ class Segment:
         try:
             fd = os.open(path, flags)
         except FileNotFoundError:
-            hint = did_you_mean(name, names.existing()) if name is not None else ""
-            raise SegmentMissing(f"there is no segment at {path}; its owner may have closed it{hint}") from None
+            remedy = "check the path"
+            if name is not None:
+                remedy = f"its owner may have closed it{did_you_mean(name, names.existing())}"
+            raise SegmentMissing(f"there is no segment at {path}; {remedy}") from None
         except OSError as error:
             cause = "expected a file, found a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise SegmentError(f"cannot open {path}: {cause}") from error
@@ -389,7 +391,7 @@ def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.Fr
         left = measure()
         raise BudgetError(
             f"{what} needs {header.total_bytes} bytes, but {left.limit} has only {left.free} free ({error.strerror}); "
-            "reduce its shape, or free some space first"
+            "make it smaller, or free some space first"
         ) from error
     header.write(fd)
 

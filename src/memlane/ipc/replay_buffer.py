@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane.core import Layout
+from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
 from memlane.ipc.shared_buffer import SharedBufferBase
 from memlane.lanes.replay import Replay
@@ -17,8 +18,7 @@ from memlane.lanes.sampler import ReplaySampler
 def transition_layout(obs_dim: int, action_dim: int, critic_dim: int = 0) -> Layout:
     """Return the fields of one row of a ``ReplayBuffer``."""
     for label, size, least in (("obs_dim", obs_dim, 1), ("action_dim", action_dim, 1), ("critic_dim", critic_dim, 0)):
-        if size < least:
-            raise ValueError(f"{label} must be {least} or more, found {size}")
+        as_count(label, size, least)
     fields: dict[str, FieldSpec] = {
         "obs": ("float32", obs_dim),
         "actions": ("float32", action_dim),

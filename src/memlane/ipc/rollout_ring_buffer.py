@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from memlane.core import Layout, MemlaneError, Peer, WaitTimeout, fresh_name
+from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
 from memlane.lanes.ring import Overflow, ReadSlot, Ring, WriteSlot
 
@@ -276,10 +277,10 @@ def rollout_layout(num_envs: int, num_steps: int, obs_dim: int, action_dim: int,
     """Return the fields of one rollout of a ``RolloutRingBuffer``."""
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "obs_dim": obs_dim, "action_dim": action_dim}
     for argument, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{argument} must be 1 or more, found {size}")
+        as_count(argument, size, 1)
     if critic_dim < 0:
         raise ValueError(f"critic_dim must be 0 (no critic observation) or more, found {critic_dim}")
+    as_count("critic_dim", critic_dim, 0)
     steps = (num_envs, num_steps)
     fields: dict[str, FieldSpec] = {
         "obs": ("float32", (*steps, obs_dim)),

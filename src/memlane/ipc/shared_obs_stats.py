@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane.core import Layout
+from memlane.core.arguments import as_count
 from memlane.core.layout import Field
 from memlane.lanes.tensors import Tensor, bytes_of, layout_of, tensor_of
 from memlane.lanes.weights import Weights
@@ -39,8 +40,7 @@ class SharedObsNormStats:
 
     def __init__(self, ctx: Any = None, *, capacity_bytes: int = 1 << 20) -> None:
         del ctx
-        if capacity_bytes < 1:
-            raise ValueError(f"capacity_bytes must be 1 or more, found {capacity_bytes}")
+        as_count("capacity_bytes", capacity_bytes, 1)
         self._weights = Weights(_block(capacity_bytes))
 
     @classmethod

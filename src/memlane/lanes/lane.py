@@ -63,7 +63,7 @@ class Lane(ABC):
         lane = cls.from_segment(Segment.attach(name))
         if layout is not None and (difference := as_layout(layout).difference(lane.layout)):
             lane.close()
-            raise SegmentError(f"the {cls.__name__.lower()} {name!r} has another layout: {difference}")
+            raise SegmentError(f"the layout of {cls.__name__.lower()} {name!r} differs: {difference}")
         return lane
 
     @classmethod

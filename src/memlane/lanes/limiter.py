@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from dataclasses import dataclass
+
+from memlane.core.arguments import as_count, is_finite_number
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,10 @@ class Limiter:
     None: ``ratio`` times ``min_size``, and at least ``ratio`` times 1000."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.ratio) and self.ratio > 0):
+        if not (is_finite_number(self.ratio) and self.ratio > 0):
             raise ValueError(f"ratio must be a number of samples per transition, above 0, found {self.ratio!r}")
-        if operator.index(self.min_size) < 1:
-            raise ValueError(f"min_size must be 1 or more, found {self.min_size!r}")
-        if self.error_buffer is not None and not (math.isfinite(self.error_buffer) and self.error_buffer > 0):
+        as_count("min_size", self.min_size, 1)
+        if self.error_buffer is not None and not (is_finite_number(self.error_buffer) and self.error_buffer > 0):
             raise ValueError(f"error_buffer must be above 0, found {self.error_buffer!r}")
 
     @property

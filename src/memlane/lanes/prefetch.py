@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane.core import MemlaneError, WaitTimeout
+from memlane.core.arguments import as_count, check_timeout
 from memlane.lanes.batch import Batch, tensors
 from memlane.lanes.sampler import ReplaySampler
 
@@ -34,12 +35,15 @@ class CpuTransfer:
     """Transfer to the CPU: the tensors are views of the staging memory."""
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return ordinary memory."""
         return np.empty(nbytes, np.uint8)
 
     def send(self, batch: Batch) -> Any:
+        """Return the tensors: there is nothing to copy."""
         return batch.torch()
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
+        """Return the tensors."""
         return sent  # type: ignore[no-any-return]
 
 
@@ -60,11 +64,13 @@ class CudaTransfer:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def staging(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return pinned memory."""
         import torch
 
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
     def send(self, batch: Batch) -> Any:
+        """Start the copy of a batch to the device."""
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -73,6 +79,7 @@ class CudaTransfer:
         return moved, event
 
     def arrive(self, sent: Any) -> dict[str, torch.Tensor]:
+        """Wait for the copy and return the tensors."""
         import torch
 
         moved, event = sent
@@ -133,10 +140,9 @@ class ReplayPipeline:
         beta: float = 1.0,
         transfer: Transfer | None = None,
     ) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be 1 or more, found {ahead}")
+        as_count("ahead", ahead, 1)
         self.sampler = sampler
-        self.batch_size = batch_size
+        self.batch_size = as_count("batch_size", batch_size, 1)
         self.ahead = ahead
         self.beta = beta
         self._transfer = transfer or transfer_to(device)
@@ -154,7 +160,8 @@ class ReplayPipeline:
         self._require_open()
         if self.started >= self.ahead:
             raise MemlaneError(
-                f"{self.ahead} batches are started already; consume one first, or create it with a larger ahead="
+                f"the pipeline has {self.started} started batches, as many as ahead={self.ahead} allows; consume one "
+                "first, or create it with a larger ahead"
             )
         self.sampler.require_open()
         self.sampler.native.start(self._free[0].block, self.beta, self.sampler.threads)
@@ -171,6 +178,7 @@ class ReplayPipeline:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for the batch that was started first: at most ``timeout`` seconds (``WaitTimeout``)."""
+        check_timeout(timeout)
         self._require_open()
         if self._sent:
             return
@@ -209,7 +217,7 @@ class ReplayPipeline:
         if not sampled:
             if not self.sampler.native.started():
                 raise MemlaneError("the batch was started by the process that forked this one; start() one here")
-            raise WaitTimeout(f"waited {timeout} s for a batch of {self.batch_size} rows to be drawn")
+            raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._requested.popleft()
         try:
             self._sent.append((batch, self._transfer.send(batch)))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import struct
@@ -20,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from memlane import _native
 from memlane.core import Layout, LayoutError, MemlaneError, Segment, SegmentError
+from memlane.core.arguments import as_count, as_names, is_finite_number
 from memlane.core.layout import FieldSpec
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
@@ -93,7 +93,9 @@ class Replay(Lane):
         file: str | os.PathLike[str] | None = None,
     ) -> None:
         layout = as_layout(row)
-        settings = _Settings(capacity, streams, list(observations), alpha, limiter).to_integers(layout)
+        settings = _Settings(capacity, streams, as_names("observations", observations), alpha, limiter).to_integers(
+            layout
+        )
         self._create(layout, self._expected_layout(layout, settings), name, settings, file)
 
     @classmethod
@@ -149,7 +151,11 @@ class Replay(Lane):
         )
         if self.alpha is not None and not self.native.added():
             self.native.init_priorities()
-        self.roster = Roster(self.segment.words("samplers"), "close samplers that are no longer used")
+        self.roster = Roster(
+            self.segment.words("samplers"),
+            "close samplers that are no longer used",
+            f"the samplers of the {self.native.label}",
+        )
         self._rng = base + segment["rng"].offset
 
     def _column(self, name: str) -> tuple[str, int, int, np.dtype[Any], list[int]]:
@@ -210,8 +216,8 @@ class Replay(Lane):
     def update_priorities(self, keys: ArrayLike, errors: ArrayLike) -> int:
         """Set the priorities of sampled rows and return how many of the rows are still stored.
 
-        ``keys`` is ``batch["key"]``, ``errors`` the absolute TD error of each row. Rows that were overwritten since
-        are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
+        ``keys`` is ``batch["key"]``, ``errors`` the TD error of each row, whose absolute value counts. Rows that were
+        overwritten since are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
         """
         if self.alpha is None:
             raise MemlaneError(f"the {self.native.label} has no priorities; create it with alpha=0.6")
@@ -226,7 +232,9 @@ class Replay(Lane):
                 f"{list(key_array.shape)}"
             )
         if error_array.shape != key_array.shape:
-            raise ValueError(f"expected {len(key_array)} errors, found shape {list(error_array.shape)}")
+            raise ValueError(
+                f"errors must have shape [{len(key_array)}], one number for each key, found {list(error_array.shape)}"
+            )
         return self.native.set_priorities(key_array, error_array)
 
     # ------------------------------------------------------------------------------------------------------- facts
@@ -356,19 +364,17 @@ class _Settings:
     limiter: Limiter | None
 
     def __post_init__(self) -> None:
-        if operator.index(self.capacity) < 1:
-            raise ValueError(f"capacity must be 1 or more, found {self.capacity}")
-        if operator.index(self.streams) < 0 or (self.streams and self.capacity < 2):
-            raise ValueError(
-                f"streams must be 0 or more, with a capacity of at least 2, found streams={self.streams} and "
-                f"capacity={self.capacity}"
-            )
+        as_count("capacity", self.capacity, 1)
+        if as_count("streams", self.streams, 0) and self.capacity < 2:
+            raise ValueError(f"capacity must be 2 or more in a replay with streams, found {self.capacity}")
         if self.observations and not self.streams:
             raise ValueError(
                 f"observations={self.observations} need streams, one for each environment; found streams=0"
             )
-        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+        if self.alpha is not None and not (is_finite_number(self.alpha) and self.alpha > 0):
             raise ValueError(f"alpha must be above 0, or None to sample uniformly, found {self.alpha!r}")
+        if self.limiter is not None and not isinstance(self.limiter, Limiter):
+            raise TypeError(f"limiter must be a Limiter or None, found {self.limiter!r}")
         if self.limiter is not None and self.limiter.min_size > self.capacity:
             raise ValueError(
                 f"the limiter's min_size must be at most the capacity of {self.capacity}, found {self.limiter.min_size}"

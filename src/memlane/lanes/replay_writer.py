@@ -33,12 +33,12 @@ class ReplayWriter:
         self.streams: NDArray[np.int64] | None = None
         if replay.streams:
             self.streams = np.array(
-                range(replay.streams) if streams is None else [operator.index(stream) for stream in streams], np.int64
+                range(replay.streams) if streams is None else [_stream(stream) for stream in streams], np.int64
             )
             outside = self.streams[(self.streams < 0) | (self.streams >= replay.streams)]
             if outside.size or len(set(self.streams.tolist())) != len(self.streams):
                 raise ValueError(
-                    f"streams must be different numbers below {replay.streams}, found {self.streams.tolist()}"
+                    f"streams must be different numbers from 0 to {replay.streams - 1}, found {self.streams.tolist()}"
                 )
             if not resume:
                 self.cut()
@@ -61,11 +61,13 @@ class ReplayWriter:
         at = np.atleast_1d(np.asarray(positions))
         if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
             raise TypeError(
-                f"{label} must be positions among {len(self.streams)} streams, found {at.dtype} {at.tolist()}"
+                f"{label} must be integers, positions among the {len(self.streams)} streams of this writer, found "
+                f"{at.dtype} {at.tolist()}"
             )
         if at.size and (at.min() < 0 or at.max() >= len(self.streams)):
             raise IndexError(
-                f"{label} must be below {len(self.streams)}, the streams of this writer, found {at.tolist()}"
+                f"{label} must be positions from 0 to {len(self.streams) - 1} among this writer's streams, found "
+                f"{at.tolist()}"
             )
         return np.ascontiguousarray(self.streams[at.astype(np.int64)])
 
@@ -93,17 +95,20 @@ class ReplayWriter:
         """
         streams = self.streams
         if streams is None:
-            if skip is None:
-                added = self._add_plain(rows)
-                if added >= 0:
-                    return added
             if final is not None or env_ids is not None:
                 raise ValueError(
-                    f"final and env_ids need streams, but the {self._replay.native.label} has none; create it with them"
+                    f"final and env_ids need streams, but the {self._replay.native.label} has none; create it with "
+                    "streams=..., the number of environments"
                 )
+            if skip is None:
+                added = self._add_plain(rows, timeout)
+                if added >= 0:
+                    return added
         elif env_ids is not None:
             streams = self._streams_at(env_ids, "env_ids")
         skipped = None if skip is None else _mask(skip, "skip")
+        if not isinstance(rows, Mapping):
+            raise TypeError(f"rows must be a dict with the fields {list(self._replay.layout.fields)}, found {rows!r}")
         ends: NDArray[np.bool_] | None = None
         if streams is not None:
             ends = self._ends(rows, final, skipped, len(streams))
@@ -207,6 +212,13 @@ class ReplayWriter:
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
+
+
+def _stream(stream: Any) -> int:
+    try:
+        return operator.index(stream)
+    except TypeError:
+        raise TypeError(f"streams must be integers, found {stream!r}") from None
 
 
 def _field_mismatch(role: str, expected: list[str], found: Mapping[str, ArrayLike]) -> str:

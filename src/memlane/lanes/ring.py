@@ -11,9 +11,11 @@ from typing import Literal
 from memlane import _native
 from memlane._native import SlotHead as SlotHead
 from memlane.core import Layout, Lease, Peer, StaleView
+from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.core.segment import Window
+from memlane.core.suggestions import did_you_mean
 from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.tensors import Tensor, TensorParts
 
@@ -64,11 +66,10 @@ class Ring(Lane):
     @classmethod
     def segment_layout(cls, layout: Layout, num_slots: int, overflow: Overflow = "drop_oldest") -> Layout:
         """Return the layout of the ring's segment without creating it, for a ``MemoryBudget``."""
-        if num_slots < 1:
-            raise ValueError(f"num_slots must be 1 or more, found {num_slots}")
         if overflow not in _OVERFLOWS:
-            raise ValueError(f"overflow must be one of {list(_OVERFLOWS)}, found {overflow!r}")
-        slots = num_slots + (_SPARE_SLOTS if overflow == "drop_oldest" else 0)
+            hint = did_you_mean(overflow, _OVERFLOWS) if isinstance(overflow, str) else ""
+            raise ValueError(f"overflow must be one of {list(_OVERFLOWS)}, found {overflow!r}{hint}")
+        slots = as_count("num_slots", num_slots, 1) + (_SPARE_SLOTS if overflow == "drop_oldest" else 0)
         return Layout(
             {
                 **cls._describe(layout, 2),
@@ -133,9 +134,10 @@ class Ring(Lane):
     def counters(self) -> dict[str, int]:
         """Return counts since the ring was created.
 
-        ``written``, ``read``: slots committed and taken. ``dropped``: unread slots discarded by overflow.
-        ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered again.
-        ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any time.
+        ``written``, ``read``: slots committed, and slots released by their reader. ``dropped``: unread slots discarded
+        by overflow. ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered
+        again. ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any
+        time.
         """
         return self.native.counters()
 
@@ -172,7 +174,7 @@ class Writer:
 
         The fastest way for arrays that exist already. Names, dtypes and shapes must be those of the layout.
         """
-        if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
+        if tensors is None or not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
             parts = TensorParts(self._ring.layout, tensors, "tensors", writeable=False)
             parts.before_publish()
             put = self._put(parts, None, policy_version, self.writer, rows, timeout, peers)
@@ -203,7 +205,7 @@ class Reader:
 
         Returns the slot's head: sequence number, policy version, writer, rows and times.
         """
-        head = self._get(self._parts, out, timeout, peers)
+        head = None if out is None else self._get(self._parts, out, timeout, peers)
         if head is None:
             parts = TensorParts(self._ring.layout, out, "out", writeable=True)
             head = self._get(parts, None, timeout, peers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import operator
 import weakref
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import MemlaneError, Peer, SegmentClosed
+from memlane.core.arguments import as_count, as_names, is_finite_number
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import Batch, BlockPool, alignment_of, packed_fields
@@ -71,7 +71,7 @@ class ReplaySampler:
         extras: Iterable[str],
         threads: int,
     ) -> None:
-        extras = list(extras)
+        extras = as_names("extras", extras)
         _check(replay, n_step, gamma, stack, length, extras, threads)
         self.replay = replay
         self.length = length
@@ -88,7 +88,7 @@ class ReplaySampler:
         self.native = _native.Sampler(
             replay.native,
             rng,
-            None if seed is None else operator.index(seed) % 2**64,
+            None if seed is None else _as_seed(seed),
             _field_copies(replay, self.dtype, stack),
             self.dtype.itemsize,
             n_step if linked else 0,
@@ -99,7 +99,7 @@ class ReplaySampler:
 
     def batch(self, batch_size: int, memory: NDArray[np.uint8] | None = None) -> Batch:
         """Return an uninitialised batch to reuse with ``sample(..., out=batch)``; with ``memory``, over those bytes."""
-        _check_batch_size(batch_size)
+        as_count("batch_size", batch_size, 1)
         return Batch(self.dtype, (batch_size,) if self.length == 1 else (batch_size, self.length), memory)
 
     def sample(
@@ -118,7 +118,7 @@ class ReplaySampler:
         """
         self.require_open()
         if out is None:
-            _check_batch_size(batch_size)
+            as_count("batch_size", batch_size, 1)
             out = self.batch(batch_size, self._pool.get(self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
@@ -138,9 +138,11 @@ class ReplaySampler:
         self._leave()
 
 
-def _check_batch_size(batch_size: int) -> None:
-    if operator.index(batch_size) < 1:
-        raise ValueError(f"batch_size must be 1 or more, found {batch_size}")
+def _as_seed(seed: Any) -> int:
+    try:
+        return operator.index(seed) % 2**64
+    except TypeError:
+        raise TypeError(f"seed must be None or an integer, found {seed!r}") from None
 
 
 def _leave_roster(roster: Roster, place: int) -> None:
@@ -157,9 +159,9 @@ def _check(
     extras: list[str],
     threads: int,
 ) -> None:
-    if operator.index(n_step) < 1 or operator.index(length) < 1 or operator.index(threads) < 1:
-        raise ValueError(f"n_step, length and threads must be 1 or more, found {n_step=}, {length=} and {threads=}")
-    if not (math.isfinite(gamma) and 0 <= gamma <= 1):
+    for name, value in (("n_step", n_step), ("length", length), ("threads", threads)):
+        as_count(name, value, 1)
+    if not (is_finite_number(gamma) and 0 <= gamma <= 1):
         raise ValueError(f"gamma must be between 0 and 1, found {gamma!r}")
     for name, count in stack.items():
         if name not in replay.layout or operator.index(count) < 1:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
 from memlane.core import Layout
+from memlane.core.arguments import as_count
 from memlane.core.lowlevel import Roster
 from memlane.lanes.lane import Lane, require_settings
 from memlane.lanes.tensors import TensorParts
@@ -63,7 +64,9 @@ class Moments:
 
 
 def _record(shape: int | Iterable[int]) -> Layout:
-    extents = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    extents = tuple(
+        as_count("each extent of shape", extent, 0) for extent in (shape if isinstance(shape, Iterable) else (shape,))
+    )
     return Layout({"count": ("float64", ()), "mean": ("float64", extents), "squares": ("float64", extents)})
 
 
@@ -97,9 +100,7 @@ class Stats(Lane):
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
         require_settings(settings, 1)
-        (places,) = settings
-        if places < 1:
-            raise ValueError(f"places must be 1 or more, found {places}")
+        places = as_count("places", settings[0], 1)
         return Layout(
             {
                 **cls._describe(layout, 1),
@@ -112,7 +113,9 @@ class Stats(Lane):
     def _bind(self, settings: list[int]) -> None:
         control, buffers = self.segment.layout["control"], self.segment.layout["buffers"]
         mapping, base = self.segment.window(0, self.segment.layout.nbytes, writeable=True)
-        self._roster = Roster(self.segment.words("roster"), "create the stats with a larger places=")
+        self._roster = Roster(
+            self.segment.words("roster"), "create the stats with a larger places=", f"the stats of {self.segment.label}"
+        )
         self._places = [
             _native.Weights(
                 mapping,
@@ -140,6 +143,8 @@ class Stats(Lane):
 
     def at(self, place: int) -> Moments:
         """Return the moments of the vectors counted in entry ``place``."""
+        if not 0 <= place < len(self._places):
+            raise IndexError(f"place must be from 0 to {len(self._places) - 1}, found {place}")
         record = {field.name: np.zeros(field.shape, field.dtype) for field in self.layout}
         self._places[place].read(TensorParts(self.layout, record, "record", writeable=True))
         return Moments(float(record["count"]), record["mean"], record["squares"])

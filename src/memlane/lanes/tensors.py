@@ -73,6 +73,8 @@ class TensorParts(_native.TensorParts):
     __slots__ = ("staging",)
 
     def __init__(self, layout: Layout, tensors: Mapping[str, Tensor], role: str, *, writeable: bool) -> None:
+        if not isinstance(tensors, Mapping):
+            raise TypeError(f"{role} must be a dict of arrays or tensors, found {type(tensors).__name__}")
         if tensors.keys() != layout.fields.keys():
             raise KeyError(_name_mismatch(role, layout, tensors))
         self.staging: list[tuple[Tensor, Tensor]] = []

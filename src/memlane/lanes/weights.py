@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import Layout, Peer
+from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
 from memlane.core.rows import address
 from memlane.lanes.lane import Lane, as_layout, require_settings
@@ -52,8 +53,7 @@ class Weights(Lane):
     @classmethod
     def segment_layout(cls, layout: Layout, buffers: int = 3) -> Layout:
         """Return the layout of the weights' segment without creating it, for a ``MemoryBudget``."""
-        if not 2 <= buffers <= _native.MAX_BUFFERS:
-            raise ValueError(f"buffers must be 2 to {_native.MAX_BUFFERS}, found {buffers}")
+        as_count("buffers", buffers, 2, _native.MAX_BUFFERS)
         return Layout(
             {
                 **cls._describe(layout, 1),

@@ -25,8 +25,8 @@ from memlane.core.suggestions import did_you_mean
 _C, _CPP = {".c"}, {".cc", ".cpp", ".cxx", ".c++"}
 _COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 _INSTALL = (
-    "Install one: `apt-get install build-essential` (Debian, Ubuntu), `dnf install gcc gcc-c++` (Fedora), "
-    "`xcode-select --install` (macOS); or set {variable} to a compiler command."
+    "Install one: `apt-get install build-essential` (Debian, Ubuntu) or `dnf install gcc gcc-c++` (Fedora); or set "
+    "{variable} to a compiler command."
 )
 
 # The flags that memlane's own environments are built with. -ffp-contract=off: vectorised and scalar code must round

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from memlane.native.library import built_in
 from memlane.native.spec import Spec
-from memlane.native.vector_env import NativeVectorEnv, check_render_mode
+from memlane.native.vector_env import NativeVectorEnv, check_render_mode, closed_error
 
 
 class NativeEnv(Env[Any, Any]):
@@ -49,6 +49,7 @@ class NativeEnv(Env[Any, Any]):
                 f"{spec.name} has {spec.num_agents} agents, NativeEnv supports one; use memlane.native.make, which has "
                 "a row per agent"
             )
+        spec.resolve_settings(settings, arguments=("render_mode",))  # so that the error names no argument of the host
         # No step limit here: gymnasium.make wraps the environment in its own TimeLimit.
         self._envs = NativeVectorEnv(
             spec, 1, num_threads=1, copy=True, autoreset_mode=AutoresetMode.DISABLED, max_episode_steps=0, **settings
@@ -61,6 +62,7 @@ class NativeEnv(Env[Any, Any]):
         self.action_space = self._envs.single_action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._require_open()
         super().reset(seed=seed)
         if options:
             raise ValueError(f"{self._envs.native_spec.name} has no reset options, found {options}")
@@ -70,22 +72,32 @@ class NativeEnv(Env[Any, Any]):
         return _first_row(observations), _first_infos(infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        batch = (
-            {name: np.asarray(value)[None] for name, value in action.items()}
-            if isinstance(self.action_space, Dict)
-            else np.asarray(action)[None]
-        )
+        self._require_open()
         if self._envs._ended[0]:
             raise AssertionError("the episode has ended: call reset() before the next step")
-        observations, rewards, terminated, truncated, infos = self._envs.step(batch)
+        try:
+            batch = (
+                {name: np.asarray(value)[None] for name, value in action.items()}
+                if isinstance(self.action_space, Dict)
+                else np.asarray(action)[None]
+            )
+            observations, rewards, terminated, truncated, infos = self._envs.step(batch)
+        except (AttributeError, TypeError, ValueError):
+            self._envs._check_action(action)  # its error is about one action, that of `step` about a batch
+            raise
         ended = bool(terminated[0]), bool(truncated[0])
         return _first_row(observations), float(rewards[0]), *ended, _first_infos(infos)
 
     def render(self) -> Any:
+        self._require_open()
         return self._envs.render()
 
     def close(self) -> None:
         self._envs.close()
+
+    def _require_open(self) -> None:
+        if self._envs.closed:
+            raise closed_error(self)
 
 
 def _first_row(batch: Any) -> Any:

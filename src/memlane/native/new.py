@@ -27,16 +27,16 @@ class NewError(MemlaneError, ValueError):
     """The template could not be written."""
 
 
-class FolderExists(NewError, FileExistsError):
+class DirectoryExists(NewError, FileExistsError):
     """The path already exists; it is not changed."""
 
 
-def new(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
+def new(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
     """Write a directory with an environment called ``name`` and return its path.
 
-    ``folder``: must not exist yet; None creates a directory called ``name`` in the current directory."""
+    ``directory``: the directory to create, which must not exist yet; None: ``name``, in the current directory."""
     _check_name(name)
-    target = Path(name if folder is None else folder)
+    target = Path(name if directory is None else directory)
     texts = {
         file.replace(_PLACEHOLDER, name): (_TEMPLATE / file).read_text().replace(_PLACEHOLDER, name) for file in _FILES
     }
@@ -46,14 +46,16 @@ def new(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
         for file, text in texts.items():
             (target / file).write_text(text)
     except FileExistsError:
-        raise FolderExists(f"{target} already exists and was not changed; choose another name or directory") from None
+        raise DirectoryExists(
+            f"{target} already exists and was not changed; choose another name or directory"
+        ) from None
     except OSError as error:
-        raise NewError(f"{target} cannot be written: {error.strerror}") from None
+        raise NewError(f"{target} cannot be written: {error.strerror}; choose another directory") from None
     return target
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise NewError(f"{name!r} cannot be a name: use the letters A to Z, digits and _, and begin with a letter")
     if keyword.iskeyword(name) or name in _C_KEYWORDS:
         language = "Python" if keyword.iskeyword(name) else "C"

@@ -69,8 +69,8 @@ def choice(random: NDArray[np.uint64], count: int) -> int:
 
 @cache
 def _numba() -> tuple[Any, Any]:
-    """Import numba and teach it the functions of this module. Returns numba, and an intrinsic that makes an address a
-    pointer."""
+    """Import numba and register the functions of this module with it. Returns numba, and an intrinsic that makes an
+    address a pointer."""
     try:
         import numba
         from numba import extending, types

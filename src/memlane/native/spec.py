@@ -39,6 +39,8 @@ class SpecError(MemlaneError, ValueError):
 
 
 class CField(Structure):
+    """``memlane_field`` of memlane/env.h."""
+
     _fields_ = (
         ("name", c_char_p),
         ("dtype", c_int32),
@@ -53,10 +55,14 @@ class CField(Structure):
 
 
 class CSetting(Structure):
+    """``memlane_setting`` of memlane/env.h."""
+
     _fields_ = (("name", c_char_p), ("value", c_double), ("low", c_double), ("high", c_double))
 
 
 class CEnvs(Structure):
+    """``memlane_envs`` of memlane/env.h."""
+
     _fields_ = (
         ("num_envs", c_int32),
         ("num_agents", c_int32),
@@ -80,6 +86,8 @@ RenderFunction = CFUNCTYPE(None, POINTER(CEnvs), c_int32, POINTER(c_uint8))
 
 
 class CSpec(Structure):
+    """``memlane_spec`` of memlane/env.h."""
+
     _fields_ = (
         ("abi", c_uint32),
         ("spec_bytes", c_uint32),

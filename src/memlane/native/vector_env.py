@@ -1,6 +1,6 @@
 """NativeVectorEnv: environments of a C library, stepped in this process, as a Gymnasium vector environment.
 
-The C code writes into arrays that Python returns: a step copies and allocates nothing, unless ``copy=True``.
+The C code writes into arrays that Python returns: a step copies and allocates no results, unless ``copy=True``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core import Layout, Segment, WaitTimeout
+from memlane.core import Layout, Segment
+from memlane.core.arguments import check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.lease import debug_mode
 from memlane.core.suggestions import did_you_mean
 from memlane.native.spec import Field, Spec
 from memlane.spaces.paths import ROOT_NAME, escape_key
 from memlane.vector.arguments import env_ids_of, require_choice, reset_mask_of, seeds_of
-from memlane.vector.errors import episode_ended
+from memlane.vector.errors import CallPending, CallTimeout, NotReset, episode_ended
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
 
@@ -95,7 +96,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         threads = 0 if num_threads is None else check_int("num_threads", num_threads, 1, "None (automatic) or ")
         limit = spec.max_episode_steps
         if max_episode_steps is not None:
-            limit = check_int("max_episode_steps", max_episode_steps, 0, "None (the spec's limit), 0 (no limit) or ")
+            limit = check_int("max_episode_steps", max_episode_steps, 0, "None (the spec's limit) or ")
         check_render_mode(spec, render_mode)
         if not isinstance(autoreset_mode, AutoresetMode):
             require_choice("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
@@ -228,6 +229,7 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
         self._fields["random"][seeded] = _rng_states([seeds[env] for env in seeded])
 
     def step(self, actions: Any) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
+        """Step all environments; ``actions[i]`` is for row i. An array of the action space's dtype is not converted."""
         self._step_host(actions)
         if self._constant_batch is not None:
             infos = self._infos() if self._has_infos else {}
@@ -268,17 +270,23 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             raise episode_ended(int(np.flatnonzero(self._ended)[0]))
         return status
 
+    def _check_action(self, action: Any) -> None:
+        """Raise ``ValueError`` or ``TypeError`` if ``action`` is not the action of one environment."""
+        assert self._actions is not None
+        self._actions.convert(action)
+
     def _check_ready(self, caller: str) -> None:
         """Raise if the method ``caller`` cannot be called now."""
         if self.closed:
-            raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
+            raise closed_error(self)
         if self._in_flight and not self._forget_parent():
-            raise ValueError(
+            raise CallPending(
                 f"cannot call `{caller}` while {len(self._in_flight)} environments have pending actions from `send`; "
-                "call `recv` first"
+                "call `recv` first",
+                "recv",
             )
         if caller != "reset" and not self._was_reset:
-            raise ValueError(f"call `reset()` before `{caller}`")
+            raise NotReset(f"call `reset()` before `{caller}`")
         if self._segment is not None and os.getpid() != self._pid:
             raise ValueError(
                 f"with MEMLANE_DEBUG=1 environments share memory with the process that created them (pid {self._pid}); "
@@ -323,13 +331,13 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     # ---------------------------------------------------------------------------------------------------- rollout slots
 
     def step_into(self, actions: Any, slot: Mapping[str, NDArray[Any]], index: int) -> dict[str, Any]:
-        """Step, and write the result into row ``index`` of a rollout slot; see ``AsyncVectorEnv.step_into``."""
+        """Step, and write the results at step ``index`` of a rollout slot; see ``AsyncVectorEnv.step_into``."""
         self._step_host(actions)
         store_step(slot, index, self._rewards, self._terminated, self._truncated, self._fields)
         return self._infos()
 
     def reset_into(self, slot: Mapping[str, NDArray[Any]], **kwargs: Any) -> dict[str, Any]:
-        """Reset, and write the observations into row 0 of a rollout slot; see ``step_into``."""
+        """Reset, and write the observations at the first step of a rollout slot; see ``step_into``."""
         _, infos = self.reset(**kwargs)
         store_observations(slot, 0, self._fields)
         return infos
@@ -372,15 +380,18 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
         """Wait until at least ``min_envs`` steps started by ``send`` are complete, and return all complete ones.
 
-        The result is that of ``step`` followed by the environment ids, in ascending order; all arrays are copies.
-        Raises ``WaitTimeout`` after ``timeout`` seconds (None: no limit); the steps stay pending: call it again."""
+        The result is that of ``step`` followed by the environment ids, in ascending order; all arrays are copies. With
+        ``min_envs=0`` it does not wait, and there may be no results. Raises ``CallTimeout`` after ``timeout`` seconds
+        (None: no limit); the steps stay pending: call it again."""
+        check_timeout(timeout)
+        min_envs = check_int("min_envs", min_envs, 0)
         if self.closed:
             self._check_ready("recv")
         if not self._in_flight or self._forget_parent():
-            raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "send")
-        ready = self._host.receive(min(max(min_envs, 1), len(self._in_flight)), timeout)
+            raise NoAsyncCallError("Calling `recv` without any prior call to `send`.", "recv")
+        ready = self._host.receive(min(min_envs, len(self._in_flight)), timeout)
         if ready is None:
-            raise WaitTimeout(
+            raise CallTimeout(
                 f"waited {timeout:g} s for {min_envs} of {len(self._in_flight)} environments with pending actions; "
                 "they stay pending: call `recv` again"
             )
@@ -479,6 +490,11 @@ def check_int(name: str, value: Any, minimum: int, alternatives: str = "") -> in
     if not minimum <= number < 2**31:
         raise ValueError(f"{name} must be {alternatives}an integer of at least {minimum}, found {value!r}")
     return number
+
+
+def closed_error(env: object) -> ClosedEnvironmentError:
+    """Gymnasium's error for a call of a closed environment."""
+    return ClosedEnvironmentError(f"Trying to operate on `{type(env).__name__}`, after a call to `close()`.")
 
 
 def check_render_mode(spec: Spec, render_mode: str | None) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from memlane.core import Layout, SegmentClosed
+from memlane.core.arguments import as_count, check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.lanes.lane import as_layout
@@ -147,8 +148,7 @@ class AsyncRunner(ABC):
                 f"sim_backend must be 'native', 'gymnasium' or 'mujoco', found {sim_backend!r}"
                 f"{did_you_mean(str(sim_backend), SIM_BACKENDS, {'gym': 'gymnasium'})}"
             )
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, found {num_envs}")
+        as_count("num_envs", num_envs, 1)
         self.env_name = env_name
         self.env_cfg_overrides = dict(env_cfg_overrides or {})
         self.rl_cfg = dict(rl_cfg or {})
@@ -162,18 +162,18 @@ class AsyncRunner(ABC):
             raise ValueError(
                 f"collector_device must be 'cpu', because collectors act on the CPU, found {collector_device!r}"
             )
-        self.num_collectors = int(self.rl_cfg.get("collectors", 1))
+        self.num_collectors: int = self._setting("collectors", 1)
         if self.num_collectors < 1:
             raise ValueError(f"collectors must be at least 1, found {self.num_collectors}")
-        self.min_collectors = int(self.rl_cfg.get("min_collectors", 1))
+        self.min_collectors: int = self._setting("min_collectors", 1)
         if not 1 <= self.min_collectors <= self.num_collectors:
             raise ValueError(
                 f"min_collectors must be from 1 to the number of collectors, {self.num_collectors}, found "
                 f"{self.min_collectors}"
             )
-        self.deterministic = bool(self.rl_cfg.get("deterministic", False))
-        self.max_lag = 0 if self.deterministic else int(self.rl_cfg.get("max_lag", 1))
-        self.rollouts_per_update = int(self.rl_cfg.get("rollouts_per_update", self.num_collectors))
+        self.deterministic: bool = self._setting("deterministic", False)
+        self.max_lag: int = 0 if self.deterministic else self._setting("max_lag", 1)
+        self.rollouts_per_update: int = self._setting("rollouts_per_update", self.num_collectors)
         if self.max_lag < 0:
             raise ValueError(f"max_lag must be 0 (synchronous) or more, found {self.max_lag}")
         if self.rollouts_per_update < self.num_collectors:
@@ -186,7 +186,18 @@ class AsyncRunner(ABC):
                 f"in deterministic mode rollouts_per_update must be a multiple of the number of collectors, "
                 f"{self.num_collectors}, found {self.rollouts_per_update}"
             )
-        self.rollout_timeout = float(self.rl_cfg.get("rollout_timeout", 600.0))
+        self.rollout_timeout: float = self._setting("rollout_timeout", 600.0)
+        self._restart_policy = RestartPolicy(
+            self._setting("max_restarts", 10), self._setting("restart_window", 60.0), self.min_collectors
+        )
+        self._in_process: bool = self._setting("in_process", False)
+        for name, value in (
+            ("rollout_timeout", self.rollout_timeout),
+            ("restart_window", self._restart_policy.window),
+            ("max_restarts", self._restart_policy.max_restarts),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, found {value:g}")
         self.collectors: Transport | None = None
         """The running collectors; None before ``open``."""
         self.weights: Weights | None = None
@@ -197,6 +208,19 @@ class AsyncRunner(ABC):
         """Rollouts that a call of ``rollouts`` had taken before it timed out."""
         self._closed = False
         _open.add(self)
+
+    def _setting(self, name: str, default: Any) -> Any:
+        """Return a setting of the runner from ``rl_cfg``, as its type in ``SETTINGS``."""
+        value, kind = self.rl_cfg.get(name, default), SETTINGS[name]
+        try:
+            converted = kind(value)
+        except (TypeError, ValueError, OverflowError):
+            converted = None
+        # int("2") is 2; but int(2.5) would lose digits, and bool("False") is True.
+        if converted is None or (converted != value and not (isinstance(value, str) and kind is not bool)):
+            expected = {int: "an integer", float: "a number", bool: "True or False"}[kind]
+            raise TypeError(f"rl_cfg[{name!r}] must be {expected}, found {value!r}")
+        return converted
 
     @abstractmethod
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:
@@ -233,19 +257,14 @@ class AsyncRunner(ABC):
         budget.check()
         self.weights = Weights(weights_layout)
         self.weights.publish(weights)
-        if self.rl_cfg.get("in_process"):
+        if self._in_process:
             self.collectors = ThreadCollectors(
                 self.num_collectors, make_env, collect, slot=slot, weights=self.weights, in_flight=in_flight
             )
         else:
-            restarts = RestartPolicy(
-                int(self.rl_cfg.get("max_restarts", 10)),
-                float(self.rl_cfg.get("restart_window", 60.0)),
-                self.min_collectors,
-            )
             self.collectors = ProcessCollectors(
                 self.num_collectors, make_env, collect, slot=slot, weights=self.weights, in_flight=in_flight,
-                restarts=restarts, on_event=self.events.append,
+                restarts=self._restart_policy, on_event=self.events.append,
             )  # fmt: skip
         # atexit runs the last registered function first: the collectors must be stopped before the memory is released
         # and the fork server ends.
@@ -262,12 +281,12 @@ class AsyncRunner(ABC):
         ``rollout_timeout``); the next call also returns the rollouts that were taken until then. ``CollectorError`` if
         a collector raised, ``CollectorDied`` if too many died.
         """
-        assert self.collectors is not None, "call open() before rollouts()"
-        assert self.weights is not None
+        check_timeout(timeout)
+        collectors, weights = self._opened("rollouts")
         deadline = time.monotonic() + (self.rollout_timeout if timeout is None else timeout)
-        too_old = self.weights.version - self.max_lag
-        while len(self._taken) < self.rollouts_per_update or self.collectors.has_older_than(too_old):
-            self._taken.append(self.collectors.take(max(deadline - time.monotonic(), 0)))
+        too_old = weights.version - self.max_lag
+        while len(self._taken) < self.rollouts_per_update or collectors.has_older_than(too_old):
+            self._taken.append(collectors.take(max(deadline - time.monotonic(), 0)))
         taken, self._taken = self._taken, []
         if self.deterministic:
             taken.sort(key=lambda slot: slot.writer)
@@ -280,16 +299,20 @@ class AsyncRunner(ABC):
 
     def publish(self, tensors: Mapping[str, Any]) -> int:
         """Publish new weights, let the collectors start one new rollout for each one taken, and return the version."""
-        assert self.weights is not None, "call open() before publish()"
-        assert self.collectors is not None
-        version = self.weights.publish(tensors)
-        self.collectors.return_credits()
+        collectors, weights = self._opened("publish")
+        version = weights.publish(tensors)
+        collectors.return_credits()
         return version
 
     def lag_of(self, slot: TakenSlot) -> int:
         """Return the policy lag of a rollout: the latest weights version minus the one that collected it."""
-        assert self.weights is not None
-        return self.weights.version - slot.policy_version
+        _, weights = self._opened("lag_of")
+        return weights.version - slot.policy_version
+
+    def _opened(self, caller: str) -> tuple[Transport, Weights]:
+        if self.collectors is None or self.weights is None:
+            raise ValueError(f"the runner is not open; call open() before {caller}()")
+        return self.collectors, self.weights
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, summed over all collectors; empty before ``open``.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from memlane.core import SIGNAL, MemlaneError, Peer, PeerDied, Segment
+from memlane.core.arguments import as_count
 
 _REPORT_BYTES = 64 * 1024
 # Each collector writes its step count at every step, so each count has its own cache line. The next word on that line
@@ -81,8 +82,7 @@ class CollectorErrors:
     """
 
     def __init__(self, collectors: int) -> None:
-        if collectors < 1:
-            raise ValueError(f"collectors must be 1 or more, found {collectors}")
+        as_count("collectors", collectors, 1)
         self._open(
             Segment.create(
                 {

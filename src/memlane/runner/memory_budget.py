@@ -14,11 +14,11 @@ memory needed: 29.4 MiB
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from dataclasses import dataclass
 
 from memlane.core import BudgetError, Layout, names
+from memlane.core.arguments import as_count
 from memlane.core.header import Header
 from memlane.core.memory import FreeMemory, cgroup_memory, directory_space, format_bytes, machine_memory
 
@@ -61,9 +61,8 @@ class MemoryBudget:
         ``lower`` is the setting that determines its size, with its value, for the error message. A ``named`` lane, as
         ``RolloutRingBuffer`` and ``SharedWeightSync`` are, must also fit into the file system at /dev/shm.
         """
-        nbytes = Header.new(size).total_bytes if isinstance(size, Layout) else operator.index(size)
-        if nbytes < 0:
-            raise ValueError(f"{name} cannot take {nbytes} bytes")
+        layout_bytes = Header.new(size).total_bytes if isinstance(size, Layout) else None
+        nbytes = as_count(f"the number of bytes of {name}", size, 0) if layout_bytes is None else layout_bytes
         self.items.append(Item(name, nbytes, lower, named))
 
     @property

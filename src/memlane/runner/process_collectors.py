@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from memlane.core import Layout, Peer, PeerDied, SegmentClosed, Signal, WaitTimeout
+from memlane.core.arguments import check_timeout
 from memlane.core.children import RestartWindow, ensure_fork_server, exit_of, without_main_module
 from memlane.lanes.ring import ReadSlot, Ring
 from memlane.lanes.weights import Weights
@@ -223,6 +224,7 @@ class ProcessCollectors:
 
         Restarts collectors that die meanwhile; raises the ``CollectorError`` of one that raised.
         """
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self.check()  # if the ring has a rollout, the wait below returns without looking at the collectors
@@ -308,6 +310,8 @@ class ProcessCollectors:
         handle = self._handles.pop(worker)
         if (ending := exit_of(handle.process)) is not None:
             cause = f"collector {worker} (pid {pid}) {ending}"
+        if handle.process.exitcode == 0:
+            cause += "; collect must not return before sink.open() raises Stopped"
         replaced = self._window.record()
         self.on_event(CollectorLost(worker, handle.incarnation, pid, cause, replaced))
         # A dead process commits nothing more: what the ring has now is all of it, whatever its counters say. Rollouts

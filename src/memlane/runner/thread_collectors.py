@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from memlane.core import Layout, StaleView, WaitTimeout
+from memlane.core.arguments import check_timeout
 from memlane.lanes.weights import Weights
 from memlane.runner.protocols import Collect, Stopped, check_counts
 
@@ -159,7 +160,8 @@ class ThreadCollectors:
                 collect(env, weights, _ThreadSink(self, worker), _ThreadContext(self, worker))
                 with self._changed:
                     self._early_return = RuntimeError(
-                        f"collector {worker} returned before the run ended; collect until sink.open() raises Stopped"
+                        f"collector {worker} returned before the run ended; collect must not return before sink.open() "
+                        "raises Stopped"
                     )
                     self._changed.notify_all()
             finally:
@@ -201,6 +203,7 @@ class ThreadCollectors:
 
     def take(self, timeout: float | None = None) -> _Rollout:
         """Take the oldest rollout; ``WaitTimeout`` after ``timeout`` seconds."""
+        check_timeout(timeout)
         with self._changed:
             if not self._changed.wait_for(lambda: self._ready or self._error or self._early_return, timeout):
                 raise WaitTimeout(f"waited {timeout:g} s for a rollout")

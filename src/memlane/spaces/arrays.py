@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core.layout import FieldSpec
 from memlane.spaces.capacity import Capacities, split_capacity
-from memlane.spaces.casting import as_array, checked_cast
+from memlane.spaces.casting import as_array, batch_shape, checked_cast, describe_shape
 from memlane.spaces.column import CheckedBatch, Column, RowIndices, column_of, fields_of, find_array
 from memlane.spaces.paths import ROOT_NAME
 
@@ -59,7 +59,7 @@ class ArrayColumn(Column):
             return value
         array = as_array(value, self.path, self._shape, self._dtype)
         if array.shape != self._shape:
-            raise ValueError(f"at {self.path!r}: expected shape {self._shape}, found {array.shape}")
+            raise ValueError(f"at {self.path!r}: expected shape {self._shape}, found {describe_shape(array)}")
         return checked_cast(array, self._dtype, self.path)
 
     def store(self, index: int, content: Any) -> None:
@@ -70,11 +70,14 @@ class ArrayColumn(Column):
         return row.copy() if copy else row
 
     def convert_batch(self, values: Any) -> CheckedBatch:
-        array = as_array(values, self.path, ("count", *self._shape), self._dtype)
+        expected = batch_shape(self._shape)
+        array = as_array(values, self.path, expected, self._dtype)
         if array.shape[1:] != self._shape or not array.ndim:
             if not array.size and array.ndim == 1:  # an empty list has no information about shape
                 return CheckedBatch(0, self.rows[:0])
-            raise ValueError(f"at {self.path!r}: expected shape (count, *{list(self._shape)}), found {array.shape}")
+            raise ValueError(
+                f"at {self.path!r}: expected shape {expected}, one row per value, found {describe_shape(array)}"
+            )
         return CheckedBatch(len(array), checked_cast(array, self._dtype, self.path))
 
     def store_batch(self, begin: int, content: Any) -> None:

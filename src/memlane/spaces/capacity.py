@@ -63,13 +63,13 @@ def split_capacity(capacity: Capacities, names: Iterable[str], path: str, *, own
 
 
 def declared_capacity(capacity: Capacities, space: Space[Any], what: str) -> int:
-    """The declared number of ``what`` ("items", "nodes" or "edges"). Without one, Gymnasium's error is raised."""
+    """The declared number of ``what`` ("items", "nodes" or "edges"). Without one, Gymnasium's error is raised, with a
+    remedy."""
     own = capacity.get("") if isinstance(capacity, Mapping) else capacity
     declared: int | None = getattr(own, what, None)
     if declared is not None:
         return declared
-    text = (
+    raise TypeError(
         f"As {space} has a dynamic shape so its not possible to make a static shared memory. "
-        "For `AsyncVectorEnv`, disable `shared_memory`."
+        f"For `AsyncVectorEnv`, disable `shared_memory`. Or declare its size: Capacity({what}=...)."
     )
-    raise TypeError(text if capacity is None else f"{text} Or declare its size: Capacity({what}=...).")

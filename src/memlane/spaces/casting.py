@@ -24,6 +24,20 @@ def as_array(value: Any, path: str, shape: object, dtype: np.dtype[Any]) -> NDAr
         ) from None
 
 
+def batch_shape(shape: tuple[int, ...]) -> str:
+    """The shape of a batch of values of this shape, for error messages.
+
+    >>> batch_shape((2, 3)), batch_shape(())
+    ('(n, 2, 3)', '(n,)')
+    """
+    return f"({', '.join(['n', *map(str, shape)])}{'' if shape else ','})"
+
+
+def describe_shape(array: NDArray[Any]) -> str:
+    """The shape of an array, for error messages; the value itself if it is a single one that is not a number."""
+    return str(array.shape) if array.ndim or array.dtype.kind in _NUMBERS else _excerpt(array.item())
+
+
 def checked_cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
     """``array`` as ``dtype``, with the same values.
 

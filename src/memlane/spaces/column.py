@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
 from memlane.spaces.capacity import Capacities
+from memlane.spaces.casting import batch_shape
 from memlane.spaces.paths import ROOT_NAME
 
 
@@ -212,7 +213,7 @@ def find_array(arrays: Mapping[str, NDArray[Any]], name: str, spec: FieldSpec) -
     expected = tuple(shape) if not isinstance(shape, int) else (shape,)
     if array.dtype != dtype or array.ndim != len(expected) or array.shape[1:] != expected[1:]:
         raise ValueError(
-            f"array {name!r} must have dtype {dtype} and shape (n, *{list(expected[1:])}), "
-            f"found {array.dtype} and {list(array.shape)}"
+            f"array {name!r} must have dtype {dtype} and shape {batch_shape(expected[1:])}, "
+            f"found {array.dtype} and {array.shape}"
         )
     return array

@@ -39,6 +39,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from memlane.core.arguments import as_count
 from memlane.core.segment import Segment
 from memlane.spaces.capacity import Capacities, split_capacity
 from memlane.spaces.column import Column, RowIndices, column_of, fields_of, unsupported_space_error
@@ -107,7 +108,7 @@ def _create_rows(
     capacity: Capacities = None,
     path: str = "",
 ) -> SharedRows:
-    return SharedRows(space, Segment.create(fields_of(space, n, capacity, path)), path)
+    return SharedRows(space, Segment.create(fields_of(space, as_count("n", n, 0), capacity, path)), path)
 
 
 @create_shared_memory.register(Dict)

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from memlane.core.arguments import as_count, is_finite_number
 from memlane.core.children import describe_exit
 from memlane.native import Spec, built_in_names
 from memlane.native.library import unknown_env
@@ -50,8 +51,10 @@ def check_env(
     >>> "determinism" in report.checked
     True
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, found {steps}")
+    as_count("steps", steps, 1)
+    as_count("seed", seed, 0)
+    if not (is_finite_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout must be a finite number of seconds above 0, found {timeout!r}")
     spec = _find_spec(env)
     values = spec.resolve_settings(settings, arguments=("seed", "steps", "timeout", "isolated"))
     checks = _CheckRun(spec, values, seed, steps)

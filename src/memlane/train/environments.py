@@ -34,7 +34,10 @@ def make_envs(
         from memlane import native
 
         if not isinstance(env, str):
-            raise TypeError(f"the native backend needs the name of an environment, found {env!r}; use gymnasium")
+            raise TypeError(
+                "the native backend needs the name of a native environment or the path of a native library, found "
+                f"{env!r}; use the gymnasium backend"
+            )
         if env.endswith(".so"):
             return native.load(env, num_envs, copy=True, **settings)
         return native.make(env.removeprefix("memlane/"), num_envs, copy=True, **settings)

@@ -19,14 +19,17 @@ from torch import Tensor, nn
 from memlane.core.layout import FieldSpec
 from memlane.spaces.paths import ROOT_NAME, escape_key, join_path
 from memlane.train.distributions import Distribution, make_distribution
+from memlane.train.field_docs import document_fields
 
 State = tuple[Tensor, Tensor]
 """State of an LSTM: two tensors of shape (1, environments, size)."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Settings of the networks: ``network`` in the settings of an algorithm, where a dict will do."""
+    """Settings of the networks: the value of ``network`` in the settings of an algorithm, or the keys of a dict there.
+    ``memlane train --set`` takes them as ``network.hidden=128,128``."""
 
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers; the policy and the value functions have the same."""
@@ -37,6 +40,12 @@ class NetworkConfig:
     divided by 255 instead."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions. APPO only."""
+
+    def __post_init__(self) -> None:
+        if not all(size >= 1 for size in self.hidden):
+            raise ValueError(f"network.hidden must be sizes of at least 1, found {self.hidden}; (): no hidden layer")
+        if self.lstm < 0:
+            raise ValueError(f"network.lstm must be at least 0, found {self.lstm}; 0: no LSTM")
 
 
 class Normalizer(nn.Module):

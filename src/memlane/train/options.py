@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
+import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from memlane.core import MemlaneError
@@ -19,6 +24,7 @@ from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.runner.async_runner import SETTINGS
 from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import backend_for, check_backend
+from memlane.train.field_docs import document_fields
 from memlane.train.presets import preset_for
 
 
@@ -26,16 +32,22 @@ class OptionError(MemlaneError, ValueError):
     """An environment, an algorithm, a setting or a run directory that cannot be used."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class Options:
     """What to train, on what, and for how long: the argument of ``train``.
 
-    Only ``env`` is required. The preset of the environment, where there is one, gives ``num_envs``, ``max_steps`` and
-    ``target`` if they are None, and the settings that are not in ``config``:
+    Only ``env`` is required. The preset of the environment gives ``num_envs``, ``max_steps`` and ``target`` if they are
+    None, and the settings that are not in ``config``:
 
+        >>> from memlane.train.options import resolve_options
         >>> resolved = resolve_options(Options("CartPole-v1", collectors=2, config={"gamma": 0.99}))
         >>> resolved.backend, resolved.num_envs, resolved.target, resolved.config["gamma"]
         ('native', 32, 475, 0.99)
+
+    An environment without a preset gets 1,000,000 steps, no target and the defaults of the algorithm. With ``appo`` it
+    has 32 environments per collector, with ``sac`` and ``dqn`` 8; ``sac`` then has ``network.hidden=(256, 256)``, and
+    ``dqn`` has ``batch_size=64`` and ``samples_per_insert=8``.
     """
 
     env: Any
@@ -62,14 +74,16 @@ class Options:
     max_lag: int = 1
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
-    """Give the same results for the same seed. Collectors and learner then take turns, which is slower."""
+    """Give the same results for the same seed. Collectors and learner then take turns, which is slower. The run stops
+    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it between two of them and saves none."""
     save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
     """Torch device of the learner."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the algorithm (``APPOConfig``, ``SACConfig``, ``DQNConfig``) and of ``AsyncRunner``; they override
-    the preset's. ``network`` may be a dict."""
+    """Settings of the algorithm (``APPOConfig``, ``SACConfig``, ``DQNConfig``) and of ``AsyncRunner``, except those
+    that are options: ``seed``, ``collectors``, ``max_lag`` and ``deterministic``. They override the preset's.
+    ``network`` may be a dict."""
     env_settings: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
 
@@ -77,9 +91,7 @@ class Options:
 def resolve_options(options: Options) -> Options:
     """Check the options and complete them: options that are None, and settings that ``config`` does not have, come from
     the preset."""
-    check_algorithm(options.algo)
-    if options.collectors < 1:
-        raise OptionError(f"collectors must be at least 1, found {options.collectors}")
+    options = _check_options(options)
     try:
         backend = check_backend(options.backend or backend_for(options.env))
     except ValueError as error:
@@ -89,37 +101,76 @@ def resolve_options(options: Options) -> Options:
     networks = preset.config.get("network"), options.config.get("network")
     if isinstance(networks[0], Mapping) and isinstance(networks[1], Mapping):
         config["network"] = {**networks[0], **networks[1]}
-    max_steps = preset.max_steps if options.max_steps is None else options.max_steps
-    if max_steps < 1:
-        raise OptionError(f"max_steps must be at least 1, found {max_steps}")
     return replace(
         options,
         backend=backend,
         num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
-        max_steps=max_steps,
+        max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
         target=preset.target if options.target is None else options.target,
         run_dir=options.run_dir or Path("runs") / f"{env_label(options.env)}-{time.strftime('%Y%m%d-%H%M%S')}",
         config=config,
     )
 
 
+def _check_options(options: Options) -> Options:
+    """Check types and ranges; return the options with numbers such as 1e6 as integers where they are integers."""
+    if not isinstance(options, Options):
+        hint = f"; write Options({options!r})" if isinstance(options, str) else ""
+        raise TypeError(f"options must be memlane.train.Options, found {options!r}{hint}")
+    if not (isinstance(options.env, str) or callable(options.env)):
+        raise OptionError(
+            "env must be a Gymnasium id, the name of a native environment, the path of a native library or a function "
+            f"that makes an environment, found {options.env!r}"
+        )
+    options = replace(options, device=str(options.device))
+    try:
+        options = replace(
+            options,
+            **{name: convert(name, getattr(options, name), kind) for name, kind in get_type_hints(Options).items()},
+        )
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+    check_algorithm(options.algo)
+    for name in ("collectors", "num_envs", "max_steps", "save_interval"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise OptionError(f"{name} must be at least 1, found {value}")
+    if options.max_seconds is not None and options.max_seconds <= 0:
+        raise OptionError(f"max_seconds must be above 0, found {options.max_seconds:g}; leave it out for no limit")
+    for name in RUNNER_OPTIONS:
+        if name in options.config:
+            value = options.config[name]
+            raise OptionError(f"config has {name!r}, which is an option: write Options(..., {name}={value!r}) instead")
+    return options
+
+
 def load_options(run_dir: str | Path) -> Options:
     """Read the options of a run, to resume it or to evaluate its policy."""
+    saved = read_saved_options(run_dir)
+    if saved["env"] is None:
+        raise OptionError(
+            f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; in "
+            "Python, train(Options(env=function, run_dir=...), resume=True) resumes and evaluates it"
+        )
+    return Options(**{**saved, "run_dir": run_dir})
+
+
+def read_saved_options(run_dir: str | Path) -> dict[str, Any]:
+    """The options in config.json of a run, by name. ``env`` is None if it was a function."""
     path = Path(run_dir) / "config.json"
     if not path.parent.is_dir():
         raise OptionError(f"there is no directory {run_dir}; `memlane train` prints the run directory when it ends")
     if not path.exists():
         raise OptionError(f"{run_dir} is not a run directory: it has no config.json")
     try:
-        saved = json.loads(path.read_text())["options"]
-    except (ValueError, KeyError) as error:
+        saved = dict(json.loads(path.read_text())["options"])
+    except (ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    if saved["env"] is None:
+    if unknown := saved.keys() - {each.name for each in fields(Options)}:
         raise OptionError(
-            f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; resume it "
-            "in Python: train(Options(env=function, run_dir=...), resume=True)"
+            f"{path} is of another version of memlane, which has the options {sorted(unknown)}; use that version for it"
         )
-    return Options(**{**saved, "run_dir": run_dir})
+    return asdict(Options(**{"env": None, **saved}))
 
 
 def env_label(env: Any) -> str:
@@ -135,44 +186,79 @@ def env_label(env: Any) -> str:
 RUNNER_SETTINGS: dict[str, type] = {**SETTINGS, "env_workers": int, "seed": int, "torch_threads": int}
 """Settings that every algorithm takes in ``rl_cfg``, besides those of its ``Config``."""
 
+RUNNER_OPTIONS = ("seed", "collectors", "max_lag", "deterministic")
+"""Settings in ``rl_cfg`` that ``Options`` has a field for, so that ``Options.config`` must not have them."""
+
 _OPTION_NAMES = (
-    "collectors", "max_lag", "deterministic", "seed", "num_envs", "backend", "target", "max_steps", "max_seconds",
+    *RUNNER_OPTIONS, "algo", "num_envs", "backend", "target", "max_steps", "max_seconds", "run_dir",
 )  # fmt: skip
 """Options that a command line has flags for, so that ``--set`` refuses them."""
 
+_PYTHON_OPTIONS = ("save_interval", "device", "env_settings")
+"""Options that a command line has no flags for."""
+
 
 def check_settings(config_type: type[Any], settings: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has."""
+    """Raise ``TypeError`` for settings that neither the algorithm's ``Config`` nor the runner nor the network has, and
+    for values of another type than theirs."""
     from memlane.train.networks import NetworkConfig
 
     known = {each.name for each in fields(config_type)} | RUNNER_SETTINGS.keys()
     of_network = {each.name for each in fields(NetworkConfig)}
     network = settings.get("network")
     if isinstance(network, Mapping):
-        _refuse_unknown("network settings", network.keys() - of_network, of_network, of_network)
-    dotted = {f"network.{name}" for name in of_network}
-    _refuse_unknown("settings", settings.keys() - known, known, known | dotted)
+        _refuse_unknown("network settings", network.keys() - of_network, of_network)
+    _refuse_unknown("settings", settings.keys() - known, known, {f"network.{name}" for name in of_network})
+    for name in settings.keys() & RUNNER_SETTINGS.keys():
+        convert(name, settings[name], RUNNER_SETTINGS[name])
+    _config_values(config_type, settings)
 
 
-def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], suggested: Set[str]) -> None:
+def _refuse_unknown(what: str, unknown: Set[str], known: Set[str], nested: Set[str] = frozenset()) -> None:
+    """Raise ``TypeError`` for unknown keys of a dict. ``nested`` are names that have a dict of their own in it."""
+
+    def hint(name: str) -> str:
+        if name in nested:
+            return f"write {_as_nested(name)}"
+        return re.sub(r"'network\.\w+'", lambda match: _as_nested(match[0].strip("'")), _hint(name, known | nested))
+
     if unknown:
-        raise TypeError(describe_unknown(what, unknown, known, lambda name: _hint(name, suggested)))
+        raise TypeError(describe_unknown(what, unknown, known, hint))
+
+
+def _as_nested(name: str) -> str:
+    """``network.hidden`` as it is written in a dict."""
+    part, _, rest = name.partition(".")
+    return f"{part!r}: {{{rest!r}: ...}}"
 
 
 def build_config(config_type: type[Any], settings: Mapping[str, Any]) -> Any:
     """Make an algorithm's ``Config``. Settings of the runner are ignored; ``network`` may be a dict."""
+    return config_type(**_config_values(config_type, settings))
+
+
+def _config_values(config_type: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that ``config_type`` has, each of its type."""
     from memlane.train.networks import NetworkConfig
 
-    names = {each.name for each in fields(config_type)} - {"network"}
-    values = {name: value for name, value in settings.items() if name in names}
-    network = settings.get("network")
+    types = get_type_hints(config_type)
+    values = {name: value for name, value in settings.items() if name in types}
+    network = values.pop("network", None)
+    values = {name: convert(name, value, types[name]) for name, value in values.items()}
     if isinstance(network, Mapping):
-        network = NetworkConfig(**{**network, "hidden": tuple(network.get("hidden", NetworkConfig.hidden))})
-    return config_type(**values) if network is None else config_type(**values, network=network)
+        types = get_type_hints(NetworkConfig)
+        network = NetworkConfig(**{name: convert(f"network.{name}", network[name], types[name]) for name in network})
+    if not isinstance(network, NetworkConfig | None):
+        raise TypeError(
+            f"network must be a NetworkConfig or a dict of its settings ({', '.join(get_type_hints(NetworkConfig))}), "
+            f"found {network!r}"
+        )
+    return values if network is None else {**values, "network": network}
 
 
 def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
-    """Read settings written as ``learning_rate=1e-3`` or ``network.hidden=(128,128)``, and check their types."""
+    """Read settings written as ``learning_rate=1e-3``, ``network.hidden=128,128`` or, quoted for the shell,
+    ``network.hidden=(128,128)``, and check their types."""
     from memlane.train.networks import NetworkConfig
 
     check_algorithm(algo)
@@ -186,6 +272,11 @@ def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
             raise OptionError(f"a setting is written KEY=VALUE, found {text!r}")
         if name in _OPTION_NAMES:
             raise OptionError(f"{name} is an option, not a setting: use {_flag(name)}")
+        if name in _PYTHON_OPTIONS:
+            raise OptionError(f"{name} can be set in Python only: {_in_python(name)}")
+        if name == "network":
+            names = ", ".join(f"network.{each.name}" for each in fields(NetworkConfig))
+            raise OptionError(f"network has settings of its own: set one or more of {names}, found {text!r}")
         if name not in types:
             hint = _hint(name, types)
             known = ", ".join(sorted(types))
@@ -199,27 +290,63 @@ def parse_settings(texts: Iterable[str], algo: str = "appo") -> dict[str, Any]:
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:
+    value = text if get_origin(kind) is Literal else _parse_literal(text)
+    if get_origin(kind) is tuple and isinstance(value, int):
+        value = (value,)
+    try:
+        return convert(name, value, kind)
+    except (TypeError, ValueError) as error:
+        raise OptionError(str(error)) from None
+
+
+def convert(name: str, value: Any, kind: Any) -> Any:
+    """Return the value of an option or a setting as the type that it is declared with. ``TypeError`` if it is of
+    another type, ``ValueError`` if it is not among the declared choices.
+
+        >>> convert("max_steps", 1e6, int)
+        1000000
+        >>> convert("gamma", "high", float)
+        Traceback (most recent call last):
+        ...
+        TypeError: gamma must be a number, found 'high'
+    """
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    for each in kinds:
+        if _accepts(each, value):
+            if get_origin(each) is tuple:
+                return tuple(int(item) for item in value)
+            return each(value) if each in (int, float) else value
     if get_origin(kind) is Literal:
-        if text not in get_args(kind):
-            hint = did_you_mean(text, get_args(kind))
-            raise OptionError(f"{name} must be one of {', '.join(get_args(kind))}, found {text!r}{hint}")
-        return text
-    value = _parse_literal(text)
-    if get_origin(kind) is tuple:
-        values = tuple(value) if isinstance(value, list | tuple) else (value,)
-        if not all(type(each) is int for each in values):
-            raise OptionError(f"{name} must be integers such as (64,64), found {text!r}")
-        return values
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is int and type(value) is float and value.is_integer():
-        return int(value)  # 1e5
-    if type(value) is not kind:
-        raise OptionError(f"{name} must be {_TYPE_NAMES[kind]}, found {text!r}")
-    return value
+        hint = did_you_mean(str(value), get_args(kind))
+        raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, found {value!r}{hint}")
+    expected = " or ".join(_describe_type(each) for each in kinds if each is not NoneType)
+    raise TypeError(f"{name} must be {expected}, found {value!r}")
 
 
-_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
+def _accepts(kind: Any, value: Any) -> bool:
+    origin = get_origin(kind)
+    if kind is Any:
+        return True
+    if kind is int:  # 1e6 is one
+        integer = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+        return integer and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if kind is Path:
+        return isinstance(value, os.PathLike)
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin is tuple:
+        return isinstance(value, list | tuple) and all(_accepts(int, item) for item in value)
+    return isinstance(value, origin or kind)
+
+
+def _describe_type(kind: Any) -> str:
+    names = {
+        int: "an integer", float: "a number", bool: "True or False", str: "a string", Path: "a path", Mapping: "a dict",
+        tuple: "integers such as (64, 64)",
+    }  # fmt: skip
+    return names[get_origin(kind) or kind]
 
 
 def _parse_literal(text: str) -> Any:
@@ -246,28 +373,40 @@ def check_algorithm(algo: str) -> str:
 def _hint(name: str, known: Iterable[str]) -> str:
     """What to write instead of an unknown setting: a known name, or a sentence about it. Empty: nothing is near."""
     known = list(known)
-    if name in known:  # network.hidden is for text; in a dict it is nested
-        part, _, rest = name.partition(".")
-        return f"write {part!r}: {{{rest!r}: ...}}"
-    synonym = next((each for each in _SYNONYMS.get(name, ()) if each in known), None)
+    synonym = next((each for each in (*_SYNONYMS.get(name, ()), f"network.{name}") if each in known), None)
     if synonym is None:
         if name in _EXPLANATIONS:
             return _EXPLANATIONS[name]
-        option = _OPTION_SYNONYMS.get(name, name if name in _OPTION_NAMES else None)
-        if option is not None:
+        option = _OPTION_SYNONYMS.get(name, name)
+        if option in _OPTION_NAMES:
             return f"did you mean the option {option}, {_flag(option)} of the command?"
+        if option in _PYTHON_OPTIONS:
+            return f"did you mean the option {option}?"
+        if algos := [algo for algo in ALGORITHMS if name in get_type_hints(algorithm_for(algo).Config)]:
+            return f"it is a setting of {' and '.join(algos)}"
     return did_you_mean(name, known, {} if synonym is None else {name: synonym}).removeprefix("; ")
 
 
 def flag_hint(name: str) -> str:
     """What to write instead of an option that ``memlane train`` does not have. Empty: nothing is near."""
-    settings = {setting for known in _SYNONYMS.values() for setting in known}
     if name in _OPTION_SYNONYMS:
         return f"did you mean {_flag(_OPTION_SYNONYMS[name])}?"
-    if name in settings or name in _SYNONYMS:
-        known = (name,) if name in settings else _SYNONYMS[name]
-        return f"settings of the algorithm are written {' or '.join(f'--set {setting}=VALUE' for setting in known)}"
+    if name in _PYTHON_OPTIONS:
+        return f"it can be set in Python only: {_in_python(name)}"
+    settings = {*RUNNER_SETTINGS, *(setting for known in _SYNONYMS.values() for setting in known)}
+    nested = {setting.removeprefix("network.") for setting in settings if "." in setting}
+    if name in nested:
+        known: tuple[str, ...] = (f"network.{name}",)
+    else:
+        known = (name,) if name in settings else _SYNONYMS.get(name, ())
+    if known:
+        written = " or ".join(f"--set {setting}=VALUE" for setting in known if setting not in nested)
+        return f"settings of the algorithm are written {written}"
     return _EXPLANATIONS.get(name, "").replace("set ", "--set ", 1)
+
+
+def _in_python(option: str) -> str:
+    return f"memlane.train.train(Options(..., {option}=...))"
 
 
 def _flag(option: str) -> str:
@@ -307,7 +446,6 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "prioritized_replay_alpha": ("priority_alpha",), "prioritized_replay_beta": ("priority_beta",),
     "beta": ("priority_beta",), "nstep": ("n_step",), "multi_step": ("n_step",), "double_q": ("double",),
     "net_arch": ("network.hidden", "hidden"), "hidden_sizes": ("network.hidden", "hidden"),
-    "hidden": ("network.hidden",),
     "lstm_hidden_size": ("network.lstm", "lstm"), "log_std_init": ("network.log_std", "log_std"),
     "norm_obs": ("network.normalize_observations", "normalize_observations"), "policy_kwargs": ("network",),
     "num_threads": ("torch_threads",), "timeout": ("rollout_timeout",),

@@ -6,7 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from memlane.train.field_docs import document_fields
 
+
+@document_fields
 @dataclass(frozen=True)
 class Preset:
     """Options and settings for an environment and an algorithm."""

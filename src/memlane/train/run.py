@@ -2,11 +2,12 @@
 
 config.json      options and versions
 metrics.csv      one line per update
-events.*         the same metrics for TensorBoard, if it is installed
+events.out.*     the same metrics for TensorBoard, if it is installed
 checkpoint.pt    everything that is needed to resume
 replay.memlane   the replay, part of the checkpoint of an off-policy run
 result.json      why the training stopped, and the evaluation of its last policy
 report.html      plots
+evaluation.gif   an episode of the policy, if `memlane eval --render gif` has been called
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any
 import torch
 
 from memlane.runner.protocols import Event
+from memlane.train.field_docs import document_fields
 
 _RECENT_EPISODES = 100
 """Episodes that a mean return is taken over."""
 
 
+@document_fields
 @dataclass
 class Metrics:
     """Measurements of one update."""
@@ -93,7 +96,7 @@ class Run:
         self.run_dir = Path(run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         if config is not None:
-            _replace_file(self.run_dir / "config.json", json.dumps(config, indent=2, default=str).encode())
+            self.write_config(config)
         self.started = time.monotonic()
         self.seconds_before = 0.0
         """Seconds of training before this process resumed it."""
@@ -105,6 +108,10 @@ class Run:
         self._rows: csv.DictWriter[str] | None = None
         self._file: Any = None
         self._board = _open_tensorboard(self.run_dir) if tensorboard else None
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json, in one step."""
+        self.write("config.json", json.dumps(config, indent=2, default=str))
 
     def record(self, metrics: Metrics) -> None:
         """Complete the metrics of an update, write them, and call the listeners."""
@@ -211,10 +218,10 @@ def as_row(metrics: Metrics) -> dict[str, Any]:
 def bottleneck(metrics: Metrics) -> str:
     """One sentence: what waits for what."""
     if metrics.learner_busy < 0.6 and metrics.collectors_busy > 0.8:
-        what = "environments" if metrics.env_share > 0.5 else "the policy in the collectors"
-        return f"The learner waits for rollouts; most of their time goes into {what}."
+        what = "environments" if metrics.env_share > 0.5 else "the policy"
+        return f"The learner waits for rollouts; the collectors spend most of their time in {what}."
     if metrics.collectors_busy < 0.6 and metrics.learner_busy > 0.8:
-        less = "fewer samples per insert" if "samples_per_insert" in metrics.learning else "fewer epochs"
+        less = "a lower samples_per_insert" if "samples_per_insert" in metrics.learning else "fewer update_epochs"
         return f"The collectors wait for the learner; {less} or a smaller network would let them run."
     if metrics.learner_busy < 0.6 and metrics.collectors_busy < 0.6:
         return "Both wait for each other in turn: a larger max_lag would let them run at the same time."

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import platform
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,10 +20,22 @@ import gymnasium
 import numpy as np
 import torch
 
+from memlane.core import SegmentError
 from memlane.train.algorithms import algorithm_for
+from memlane.train.algorithms.base import Algorithm
 from memlane.train.environments import make_envs
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import leaf_arrays
-from memlane.train.options import OptionError, Options, build_config, env_label, load_options, resolve_options
+from memlane.train.options import (
+    RUNNER_SETTINGS,
+    OptionError,
+    Options,
+    build_config,
+    env_label,
+    load_options,
+    read_saved_options,
+    resolve_options,
+)
 from memlane.train.run import Metrics, Run
 from memlane.train.ui.report import write_report
 
@@ -34,6 +50,7 @@ StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
 """What stopped a training run: the option that set the limit, or Ctrl-C."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class Result:
     """How a training run ended."""
@@ -70,7 +87,8 @@ def train(
 
     ``on_start`` is called before the collectors start, once the options and the environment have been checked.
     ``on_update`` is called with the metrics of each update, between two updates. ``resume`` continues the run in
-    ``options.run_dir`` from its last checkpoint. Options that cannot be used raise ``OptionError``.
+    ``options.run_dir`` from its last checkpoint; options that its checkpoint depends on, such as the environment, the
+    algorithm and the network, must be the same. Options that cannot be used raise ``OptionError``.
 
     Call it from the main thread: there the first Ctrl-C stops the training after the current update, without an
     evaluation, and the second at once.
@@ -79,15 +97,15 @@ def train(
     limits that (see ``AsyncRunner``). A collector that raises ends the training with ``CollectorError``, which has its
     traceback. When this process dies, its collectors end with it, and ``resume`` continues from the last checkpoint.
     """
-    options = resolve_options(options)
+    requested, options = options, resolve_options(options)
+    if resume and requested.run_dir is None:
+        raise OptionError("resume needs run_dir, the directory of the run to resume: Options(..., run_dir=...)")
     backend, num_envs, max_steps, target = options.backend, options.num_envs, options.max_steps, options.target
     assert backend is not None
     assert num_envs is not None
     assert max_steps is not None
     run_dir = Path(options.run_dir or ".")
-    if resume:
-        _checkpoint_path(run_dir)  # an error before anything is started
-    elif (run_dir / "metrics.csv").exists():
+    if not resume and (run_dir / "metrics.csv").exists():
         raise OptionError(f"{run_dir} has a run already: resume it, or choose another directory")
     rl_cfg = {
         **options.config, "seed": options.seed, "collectors": options.collectors,
@@ -107,14 +125,18 @@ def train(
     except (TypeError, ValueError, LookupError, OSError, gymnasium.error.Error) as error:
         raise OptionError(str(error)) from error
     with runner:
+        if resume:
+            _check_resume(run_dir, options, runner)
         try:
-            run = runner.run = Run(run_dir, config)
+            run = runner.run = Run(run_dir, None if resume else config)
         except OSError as error:
             raise OptionError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+        if resume:
+            with _loading_checkpoint(run_dir):
+                runner.restore(run.load())
+            run.write_config(config)  # now that the checkpoint is known to fit these options
         if on_start is not None:
             on_start()
-        if resume:
-            runner.restore(run.load())
         if on_update is not None:
             run.listeners.append(on_update)
         started = time.monotonic()
@@ -176,11 +198,14 @@ def evaluate(
     on_frame: Callable[[np.ndarray[Any, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Run one episode in each of ``episodes`` environments with deterministic actions; return statistics of them:
-    ``episodes``, ``mean_return``, ``std_return``, ``min_return``, ``max_return``, ``mean_length`` and ``returns``.
+    ``episodes``, ``mean_return``, ``std_return``, ``min_return``, ``max_return``, ``mean_length`` and ``returns``. An
+    episode that has not ended after 100,000 steps is cut off.
 
     ``policy`` comes from ``load_policy`` or is ``learner.policy`` of an algorithm; it is moved to the CPU. ``env``,
     ``backend`` and ``env_settings`` are those of ``Options``. ``on_frame`` is called with the rendered frames of the
     first episode."""
+    if episodes < 1:
+        raise OptionError(f"episodes must be at least 1, found {episodes}")
     settings = dict(env_settings or {})
     if on_frame is not None and backend != "native":
         settings["render_mode"] = "rgb_array"
@@ -223,7 +248,9 @@ def load_policy(run_dir: str | Path) -> Any:
     envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
     policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
     envs.close()
-    policy.load_state_dict(torch.load(_checkpoint_path(run_dir), weights_only=True)["policy"])
+    path = _checkpoint_path(run_dir)
+    with _loading_checkpoint(run_dir):
+        policy.load_state_dict(torch.load(path, weights_only=True)["policy"])
     return policy
 
 
@@ -235,7 +262,49 @@ def _checkpoint_path(run_dir: str | Path) -> Path:
     path = Path(run_dir) / "checkpoint.pt"
     if not path.exists():
         raise OptionError(f"{run_dir} has no checkpoint.pt: the run stopped before it saved one; train again")
+    if not zipfile.is_zipfile(path):  # torch's error would not say that
+        raise OptionError(f"{path} is damaged: it is not a file of torch.save; train again, or restore it from a copy")
     return path
+
+
+@contextmanager
+def _loading_checkpoint(run_dir: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, RuntimeError, OSError, pickle.UnpicklingError, SegmentError) as error:
+        raise OptionError(
+            f"the checkpoint in {run_dir} cannot be loaded: it is damaged, or of another environment or version of "
+            f"memlane: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_resume(run_dir: Path, options: Options, runner: Algorithm) -> None:
+    """``OptionError`` if the run has no checkpoint, or one that does not fit ``options``: other networks, or a replay
+    that was made for other options."""
+    saved = read_saved_options(run_dir)
+    _checkpoint_path(run_dir)
+    before, now = {"algo": saved["algo"]}, {"algo": options.algo}
+    if saved["env"] is not None and isinstance(options.env, str):
+        envs = saved["env"], _portable_env(options.env)
+        before["env"], now["env"] = (str(env).removeprefix("memlane/") for env in envs)
+    if before == now:
+        before = _fixed_values(runner, saved, build_config(runner.Config, saved["config"]))
+        now = _fixed_values(runner, asdict(options), runner.config)
+    if changed := [name for name in now if now[name] != before[name]]:
+        wanted, required = (", ".join(f"{name}={values[name]!r}" for name in changed) for values in (now, before))
+        raise OptionError(
+            f"{run_dir} cannot be resumed with {wanted}: its checkpoint was saved with {required}; resume it with "
+            "that, or train in another run_dir"
+        )
+
+
+def _fixed_values(runner: Algorithm, options: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The options and settings that a run keeps when it is resumed."""
+    values = {name: options[name] for name in runner.fixed_options}
+    for name in runner.fixed_settings:
+        of_runner = name in RUNNER_SETTINGS
+        values[name] = options["config"].get(name) if of_runner else attrgetter(name)(config)
+    return values
 
 
 def _portable_env(env: Any) -> str | None:

@@ -1,6 +1,6 @@
 """Vector environments: many environments in worker processes, through shared memory.
 
-``AsyncVectorEnv`` is the front door. The adapters for other libraries are in ``memlane.vector.adapters``, and the
+Start with ``AsyncVectorEnv``. The adapters for other libraries are in ``memlane.vector.adapters``, and the
 parts that ``AsyncVectorEnv`` is made of in ``memlane.vector.lowlevel``.
 """
 

@@ -28,6 +28,13 @@ def _hint(value: object, choices: Sequence[str]) -> str:
     return did_you_mean(value, choices) if isinstance(value, str) else ""
 
 
+def check_seconds(name: str, value: Any, *, optional: bool = False) -> None:
+    """Raise ``ValueError`` unless ``value`` is a number above 0, or None if it is ``optional``."""
+    if (value is None and optional) or (isinstance(value, int | float | np.integer | np.floating) and value > 0):
+        return
+    raise ValueError(f"{name} must be {'None or ' if optional else ''}a number of seconds above 0, found {value!r}")
+
+
 def seeds_of(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
     """One seed for each environment; an integer ``seed`` gives environment ``i`` the seed ``seed + i``."""
     if seed is None:
@@ -75,8 +82,8 @@ def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[An
     numbers = set(ids.tolist())
     if len(numbers) != len(ids):
         raise ValueError(f"env_ids must name each environment once, found {ids.tolist()}")
-    if ids.min() < 0 or ids.max() >= num_envs:
-        raise IndexError(f"env_ids must be from 0 to {num_envs - 1}, found {ids.min()} to {ids.max()}")
+    if unknown := [env for env in ids.tolist() if not 0 <= env < num_envs]:
+        raise IndexError(f"env_ids must be from 0 to {num_envs - 1}, found {unknown[0]}")
     if twice := numbers.intersection(busy):
         raise AlreadyPendingCallError(
             f"environments {sorted(twice)} have a pending action; call `recv` for their results first", "recv"

@@ -14,7 +14,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium.vector.async_vector_env
 import numpy as np
@@ -26,11 +26,12 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space, concaten
 from numpy.typing import NDArray
 
 from memlane.core import Segment, WaitTimeout
+from memlane.core.arguments import as_count, check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
 from memlane.spaces import fields_of
 from memlane.spaces.registered import RegisteredColumn
-from memlane.vector.arguments import env_ids_of, require_choice, reset_mask_of, seeds_of
+from memlane.vector.arguments import check_seconds, env_ids_of, require_choice, reset_mask_of, seeds_of
 from memlane.vector.errors import CallTimeout
 from memlane.vector.infos import InfoColumn, Kind, PackedInfos, as_range, merge, pack, unpack
 from memlane.vector.messages import Failure, Message, Ready
@@ -85,6 +86,13 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     for a worker that hangs longer than ``step_timeout`` (killed). More than ``max_restarts`` within ``restart_window``
     seconds raise ``RestartLimit``. When this process dies, its workers end within a second.
     """
+
+    __signature__: ClassVar[inspect.Signature]
+    """What ``help`` and editors show. Without it they would show the arguments of ``__new__``, which are any."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = _signature_of(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create an instance; with a custom ``worker``, which needs Gymnasium's pipes, one of Gymnasium's class."""
@@ -153,14 +161,17 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             pin_workers: Whether each worker is pinned to one core. Default: when there are as many workers as cores;
                 without it the kernel now and then runs two on one core and none on the other.
         """
-        if not env_fns:
-            raise ValueError("env_fns must have at least one function that builds an environment")
+        _check_env_fns(env_fns)
         require_choice("on_error", on_error, ("raise", "restart"))
         if context is not None:
             require_choice("context", context, mp.get_all_start_methods(), "None, ")
         if not isinstance(autoreset_mode, AutoresetMode):
             require_choice("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         _check_observation_mode(observation_mode)
+        as_count("max_restarts", max_restarts, 0)
+        check_seconds("restart_window", restart_window)
+        check_seconds("step_timeout", step_timeout, optional=True)
+        info_spec = _check_info_spec(info_spec or {})
         self.env_fns = env_fns
         self.shared_memory = shared_memory
         self.copy = copy
@@ -188,7 +199,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.placement = choose_placement(self.num_envs, num_workers, self.max_concurrency, pin_workers)
         """How many workers there are, where they run, and why."""
         self.num_workers = self.placement.num_workers
-        assets = {name: _create_asset(array) for name, array in (shared_assets or {}).items()}
+        assets = {name: _create_asset(name, array) for name, array in (shared_assets or {}).items()}
         self._workers = WorkerPool(
             env_fns,
             split_envs(self.num_envs, max(self.num_workers, 1)),
@@ -203,7 +214,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ready = self._workers.start()
         try:
             self._set_spaces(ready)
-            self._steps = self._create_steps(capacity, action_capacity, self._complete_info_spec(dict(info_spec or {})))
+            self._steps = self._create_steps(capacity, action_capacity, self._complete_info_spec(info_spec))
             self._workers.bind(self._steps)
         except BaseException:
             self._workers.kill()
@@ -425,7 +436,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         column = self._steps.actions
         if column is None:
             raise NotImplementedError(
-                f"`send` needs actions in shared memory; {self.single_action_space} cannot be (use `step`)"
+                f"`send` needs actions in shared memory, and {self.single_action_space} cannot be stored there; use "
+                "`step`, or declare action_capacity for a Graph or Sequence space"
             )
         ids = env_ids_of(env_ids, self.num_envs, self._supervisor.sent_envs)
         if not len(ids):
@@ -442,8 +454,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any], NDArray[np.int64]]:
         """Wait for at least ``min_envs`` of the environments that were sent an action, and return the results of all
         that are done: observations, rewards, terminated, truncated, infos and the indices of the environments, in
-        ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies.
-        ``CallTimeout`` after ``timeout`` seconds leaves all of them pending: call ``recv`` again."""
+        ascending order. Row i of everything, infos included, belongs to ``env_ids[i]``; all of it is copies. With
+        ``min_envs=0`` it does not wait, and there may be no results. ``CallTimeout`` after ``timeout`` seconds leaves
+        all of them pending: call ``recv`` again."""
+        check_timeout(timeout)
+        min_envs = as_count("min_envs", min_envs, 0)
         self._require_pending("recv", AsyncState.WAITING_RECV)
         min_envs = min(min_envs, len(self._supervisor.sent_envs))
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -675,6 +690,34 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self.close(terminate=True)
 
 
+def _signature_of(vector_env: type[AsyncVectorEnv]) -> inspect.Signature:
+    signature = inspect.signature(vector_env.__init__)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+AsyncVectorEnv.__signature__ = _signature_of(AsyncVectorEnv)
+
+
+def _check_env_fns(env_fns: Any) -> None:
+    if isinstance(env_fns, str) or not hasattr(env_fns, "__len__"):
+        raise TypeError(f"env_fns must be a list of functions that build environments, found {env_fns!r}")
+    if not len(env_fns):
+        raise ValueError("env_fns must have at least one function that builds an environment")
+    for env, env_fn in enumerate(env_fns):
+        if not callable(env_fn):
+            raise TypeError(
+                f"env_fns[{env}] must be a function that builds an environment, such as lambda: gymnasium.make(...), "
+                f"found {env_fn!r}"
+            )
+
+
+def _check_info_spec(info_spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+    for key, spec in info_spec.items():
+        if not isinstance(spec, tuple | list) or len(spec) != 2:
+            raise ValueError(f"info_spec[{key!r}] must be a pair (dtype, shape), found {spec!r}")
+    return dict(info_spec)
+
+
 def _check_concurrency(max_concurrency: Any) -> int | None:
     if max_concurrency is None:
         return None
@@ -699,7 +742,9 @@ def _check_observation_mode(mode: Any) -> None:
         )
 
 
-def _create_asset(array: NDArray[Any]) -> Segment:
+def _create_asset(name: str, array: NDArray[Any]) -> Segment:
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"shared_assets[{name!r}] must be a numpy array, found {type(array).__name__}")
     segment = Segment.create({"array": (array.dtype, array.shape)})
     segment["array"][...] = array
     return segment

@@ -110,4 +110,5 @@ class Channel:
         return self.peer.error(waiting)
 
     def close(self) -> None:
+        """Close this end of the pipe."""
         self.connection.close()

@@ -1,8 +1,10 @@
-"""Errors that a vector environment raises when a worker fails."""
+"""Errors of vector environments: workers that fail, waits that take too long, and calls in the wrong order."""
 
 from __future__ import annotations
 
 import multiprocessing
+
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 
 from memlane.core import MemlaneError, Peer, PeerDied, WaitTimeout
 
@@ -22,7 +24,15 @@ class WorkerDied(PeerDied):
 
 
 class CallTimeout(WaitTimeout, multiprocessing.TimeoutError):
-    """The workers did not answer in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
+    """The environments were not done in time. The call stays pending: call the same ``_wait`` or ``recv`` again."""
+
+
+class CallPending(AlreadyPendingCallError, ValueError):
+    """Gymnasium's ``AlreadyPendingCallError``, which is also a ``ValueError``: call ``recv`` first."""
+
+
+class NotReset(ResetNeeded, ValueError):
+    """Gymnasium's ``ResetNeeded``, which is also a ``ValueError``: call ``reset`` first."""
 
 
 class RestartLimit(MemlaneError, RuntimeError):

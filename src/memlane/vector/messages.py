@@ -54,6 +54,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException, worker: int, env: int, step: int) -> Failure:
+        """Describe an exception in the worker, so that it can be pickled."""
         trace = "".join(traceback.format_exception(error))
         # Some exceptions cannot be pickled, or cannot be unpickled. That is tried here, where only the object is lost;
         # in the parent its text would be lost too.
@@ -118,6 +119,7 @@ class Message:
 
     @classmethod
     def unpickle(cls, content: bytes) -> Message:
+        """Unpickle a message, or the tuple of floats that stands for one."""
         message = cloudpickle.loads(content)
         if isinstance(message, Message):
             return message

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from memlane.core.arguments import as_count
 from memlane.core.cores import core_count
 
 SLICE_NS = 1_000_000
@@ -56,12 +57,9 @@ def choose_placement(
     cores, usable = core_count(), sorted(os.sched_getaffinity(0))
     if num_workers is None:
         workers, reason = cores, f"one worker for each of {_count(cores, 'core')}"
-    elif num_workers < 0:
-        raise ValueError(
-            f"num_workers must be 0 (the caller steps the environments), 1 or more, or None, found {num_workers}"
-        )
     else:
-        workers, reason = num_workers, f"num_workers={num_workers} on {_count(cores, 'core')}"
+        workers = as_count("num_workers", num_workers, 0)
+        reason = f"num_workers={num_workers} on {_count(cores, 'core')}"
     if max_concurrency is not None and max_concurrency < workers:
         workers, reason = max_concurrency, f"max_concurrency={max_concurrency}"
     if num_envs < workers:

@@ -65,6 +65,7 @@ class StepSegmentSpec:
     """Declared infos: key to (dtype, shape)."""
 
     def layout(self) -> Layout:
+        """The layout of the segment; the module docstring has the fields."""
         workers, n = len(self.ranges), self.num_envs
         fields: dict[str, FieldSpec] = {
             "quorum": (f"V{_native.QUORUM_BYTES}", 2),
@@ -132,6 +133,7 @@ class StepSegment:
 
     @classmethod
     def create(cls, spec: StepSegmentSpec) -> StepSegment:
+        """Create the memory, in the parent."""
         return cls(Segment.create(spec.layout()), spec)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -148,6 +150,7 @@ class StepSegment:
         return self._progress_words.sum(PROGRESS_MESSAGES_SENT, _LINE_WORDS)
 
     def close(self) -> None:
+        """Release the mapping of this process."""
         self.segment.close()
 
 

@@ -47,18 +47,23 @@ class StepWriter:
         )
 
     def write_step(self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Write what a step of environment ``index`` returned."""
         if self.native.write_step(index, observation, reward, terminated, truncated):
             return
         self.write_observation(index, observation)
-        if reward is None:  # numpy would store NaN
-            raise TypeError("a reward must be a number, found None")
-        self._rewards[index] = reward
+        try:
+            if reward is None:  # numpy would store NaN
+                raise TypeError
+            self._rewards[index] = reward
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"a reward must be a number, found {reward!r}") from None
         self._terminated[index] = bool(terminated)
         self._truncated[index] = bool(truncated)
         self._progress[PROGRESS_CURRENT_ENV] = index + 1
         self._progress[PROGRESS_STEPS] += 1
 
     def write_observation(self, index: int, observation: Any) -> None:
+        """Write what a reset of environment ``index`` returned."""
         if self._observations is not None and not self.native.write_observation(index, observation):
             self._observations.write(self._first_env + index, observation)
 

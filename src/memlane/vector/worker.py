@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -269,6 +269,7 @@ class Worker:
         observation, reward, terminated, truncated, info = _unpack(
             returned, "step", "observation, reward, terminated, truncated, info"
         )
+        terminated, truncated = _as_flag(terminated, "terminated"), _as_flag(truncated, "truncated")
         if terminated or truncated:
             if self.mode is not AutoresetMode.SAME_STEP:
                 self.step_loop.mark_needs_reset(index)
@@ -449,9 +450,10 @@ class Worker:
                 return None
             if (floats := pack_floats(infos)) is not None:
                 return pickle_for_parent(floats)
-        packed = pack(infos)
         try:
-            message = pickle_for_parent(Message(packed, self.observations, result, self.failures, self.restart_causes))
+            message = pickle_for_parent(
+                Message(pack(infos), self.observations, result, self.failures, self.restart_causes)
+            )
         except Exception as error:
             failure = self._failure(error, 0)
             message = pickle_for_parent(Message({}, {}, None, [*self.failures, failure], self.restart_causes))
@@ -487,7 +489,16 @@ def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:
         raise TypeError(f"{expected}; found {returned!r}") from None
     if len(values) != names.count(",") + 1:
         raise ValueError(f"{expected}; found {len(values)} values")
+    if not isinstance(values[-1], Mapping):
+        raise TypeError(f"{expected}; info must be a dict, found {values[-1]!r}")
     return values
+
+
+def _as_flag(value: Any, name: str) -> bool:
+    try:
+        return bool(value)
+    except (TypeError, ValueError) as error:  # an array of several flags, for example
+        raise type(error)(f"step() must return {name} as True or False, found {value!r}") from None
 
 
 def _call(env: Env[Any, Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -86,6 +86,7 @@ class WorkerHandle:
     """Commands that were issued to earlier processes of this worker."""
 
     def start(self, context: Any, daemon: bool, name: str) -> None:
+        """Start a process for the worker; ``receive_ready`` waits until its environments exist."""
         parent_end, worker_end = context.Pipe()
         process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
         process.daemon = daemon
@@ -124,6 +125,7 @@ class WorkerHandle:
         steps.progress[self.worker] = 0
 
     def wait_until_bound(self, timeout: float | None = None) -> None:
+        """Wait until the worker has mapped the step segment."""
         self._receive(timeout)
 
     def _receive(self, timeout: float | None) -> Any:
@@ -149,8 +151,8 @@ class WorkerHandle:
         self.messages_read += 1
         return message
 
-    def death_error(self, obituary: str, waiting: str = "") -> WorkerDied:
-        """The error for a worker that is dead: its environments, steps and seed beside the ``obituary``."""
+    def death_error(self, cause: str, waiting: str = "") -> WorkerDied:
+        """The error for a worker that is dead: its environments, steps and seed beside the ``cause``."""
         envs = f"environment {self.envs.start}" if len(self.envs) == 1 else f"environments {_format_range(self.envs)}"
         current, steps = "", "before its first step"
         if self.steps is not None:
@@ -159,10 +161,11 @@ class WorkerHandle:
             if self.pending and 0 <= index < len(self.envs):
                 current = f"; it was at environment {self.envs[index]}, last seed {self.seeds[index]}"
             steps = f"after {int(progress[PROGRESS_STEPS])} steps"
-        message = f"{obituary}, with {envs}, {steps}{current}" + (f"; this process {waiting}" if waiting else "")
+        message = f"{cause}, with {envs}, {steps}{current}" + (f"; this process {waiting}" if waiting else "")
         return WorkerDied(message, peer=self.peer, worker=self.worker, envs=self.envs)
 
     def kill(self) -> None:
+        """Send SIGKILL; ``release`` waits for the end of the process."""
         if self.process is not None and self.process.is_alive():
             self.process.kill()
 
@@ -320,6 +323,7 @@ class WorkerPool:
         self.kill()
 
     def kill(self) -> None:
+        """Kill all workers and release their resources."""
         for handle in self.handles:
             handle.kill()
         for handle in self.handles:

@@ -413,6 +413,8 @@ def test_a_resumed_run_is_as_if_it_had_never_stopped(
     one, two = whole.learner.tensors(), resumed.learner.tensors()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (whole.iteration, whole.env_steps) == (resumed.iteration, resumed.env_steps)
+    ages = [runner.run.latest.learning["sample_age"] for runner in (whole, resumed) if runner.run is not None]
+    assert ages[0] == ages[1] > 0
 
 
 def test_a_deterministic_run_of_several_collectors_is_refused(tmp_path: Path) -> None:

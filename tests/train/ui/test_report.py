@@ -108,8 +108,24 @@ def test_a_page_has_all_plots_and_the_words_around_them(tmp_path: Path) -> None:
 def test_the_commands_are_those_that_work(tmp_path: Path) -> None:
     folder = run(tmp_path / "a run", [row(1), row(2)])
     text = page_of(folder)
-    assert f"memlane resume &#x27;{folder}&#x27;" in text
+    assert f"memlane resume &#x27;{folder}&#x27; --target inf<" in text
     assert f"memlane eval &#x27;{folder}&#x27;" in text
+
+
+@pytest.mark.parametrize(
+    ("result", "limit"),
+    [
+        ({"stopped_by": "max_steps", "reason": "the limit", "env_steps": 500_100}, " --max-steps 1000000"),
+        ({"stopped_by": "max_steps", "reason": "the limit", "env_steps": 1_900_000}, " --max-steps 2000000"),
+        ({"stopped_by": "max_seconds", "reason": "the limit of 5 s is reached"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_run_is_resumed_beyond_the_limit_that_stopped_it(
+    tmp_path: Path, result: dict[str, Any] | None, limit: str
+) -> None:
+    folder = run(tmp_path, [row(1), row(2)], result)
+    assert f"memlane resume {folder}{limit}<" in page_of(folder)
 
 
 def test_tensorboard_is_named_where_its_events_are(tmp_path: Path) -> None:

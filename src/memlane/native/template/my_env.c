@@ -1,8 +1,8 @@
 /* my_env: catch falling fruit with a basket that moves left and right.
  *
  * Catching a fruit gives a reward of 1, and the next one falls. A fruit that hits the ground ends the episode. This is
- * a template: change the rules, then run `memlane build my_env.c`. The interface is documented in memlane/env.h and
- * docs/native-envs.md.
+ * a template: change the rules, then run `memlane build my_env.c`. The interface is documented in the header
+ * memlane/env.h, and in docs/native-envs.md of memlane's repository.
  */
 #include <math.h>
 

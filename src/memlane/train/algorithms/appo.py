@@ -1,4 +1,4 @@
-"""APPO: proximal policy optimisation whose collectors do not wait for the learner.
+"""APPO: proximal policy optimisation whose collectors collect rollouts while the learner learns from earlier ones.
 
 A rollout carries the log-probabilities of the policy that collected it. If that policy is still the current one,
 advantages are GAE's; if the learner is ahead by then, V-trace corrects for it. The loss is PPO's, clipped around the
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 import torch
@@ -20,26 +20,28 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.core.suggestions import did_you_mean
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
 from memlane.train.advantages import gae, v_trace
-from memlane.train.algorithms.base import Algorithm, Learner, require_at_least_one
+from memlane.train.algorithms.base import Algorithm, Learner, require_above_zero, require_at_least, require_fraction
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import ActorCritic, NetworkConfig, State, leaf_arrays, leaf_fields, leaf_spaces, mask_state
 from memlane.train.optim import Adam
+from memlane.train.options import convert
 
 
+@document_fields
 @dataclass(frozen=True)
 class APPOConfig:
-    """Settings of APPO, by CleanRL's names where it has them: for ``Options.config``, ``rl_cfg`` of ``APPO`` and
-    ``memlane train --set``."""
+    """Settings of APPO, by CleanRL's names where it has them: the keys of ``Options.config``, of ``rl_cfg`` of ``APPO``
+    and of ``memlane train --set``. A preset has other values than these defaults."""
 
     num_steps: int = 32
     """Environment steps per rollout and environment."""
     update_epochs: int = 4
     """Passes over the rollouts of an update."""
     minibatch_size: int = 512
-    """Transitions per gradient step; with an LSTM, whole sequences of about as many."""
+    """Transitions per gradient step; with an LSTM, whole sequences that have about as many."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95
@@ -71,15 +73,13 @@ class APPOConfig:
     """Settings of the network."""
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "num_steps", "update_epochs", "minibatch_size")
-        for name, known in (
-            ("lr_schedule", ("constant", "linear", "adaptive")),
-            ("clip_schedule", ("constant", "linear")),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                hint = did_you_mean(str(value), known)
-                raise ValueError(f"{name} must be one of {', '.join(known)}, found {value!r}{hint}")
+        require_at_least(1, self, "num_steps", "update_epochs", "minibatch_size")
+        require_at_least(0, self, "learning_rate", "target_kl", "max_grad_norm")
+        require_above_zero(self, "clip_coef", "desired_kl")
+        require_fraction(self, "gamma", "gae_lambda")
+        types = get_type_hints(APPOConfig)
+        for name in ("lr_schedule", "clip_schedule"):
+            convert(name, getattr(self, name), types[name])
 
 
 # ---------------------------------------------------------------------------------------------------------- collecting

@@ -46,11 +46,16 @@ class Algorithm(AsyncRunner):
 
     - ``seed`` (0): seed of the networks, of the environments and of exploration.
     - ``torch_threads`` (1): threads of the learner.
-    - ``env_workers`` (0): processes per collector that step its environments; 0: the collector steps them.
+    - ``env_workers`` (0): processes per collector that step its environments; 0: the collector steps them. Not for the
+      native backend.
     """
 
     Config: ClassVar[type[Any]]
     """Dataclass of the algorithm's settings."""
+    fixed_options: ClassVar[tuple[str, ...]] = ()
+    """Options that must be the same when a run is resumed, because its checkpoint depends on them."""
+    fixed_settings: ClassVar[tuple[str, ...]] = ("network.hidden", "network.lstm", "network.normalize_observations")
+    """Settings that must be the same when a run is resumed, because its checkpoint depends on them."""
     learner: Any
 
     def __init__(
@@ -82,6 +87,8 @@ class Algorithm(AsyncRunner):
                 "collectors=1 or in_process=False"
             )
         self.config = build_config(self.Config, self.rl_cfg)
+        _check_threads_and_workers(self.rl_cfg, sim_backend)
+        _check_device(self.device)
         self.seed = int(self.rl_cfg.get("seed", 0))
         self.iteration = 0
         """Updates since the start of the training."""
@@ -153,6 +160,8 @@ class Algorithm(AsyncRunner):
         """Train for ``max_iterations`` updates, including those before a resume, or until ``should_stop`` returns a
         reason. Ctrl-C stops after the current update. Metrics, and a checkpoint every ``save_interval`` updates, are
         written to ``log_dir``, or to the directory of ``run`` if that is set."""
+        if save_interval < 1:
+            raise ValueError(f"save_interval must be at least 1, found {save_interval}")
         owns_run = self.run is None
         run = self.run = self.run or Run(log_dir)
         rollouts_per_collector = self.rollouts_per_update // self.num_collectors
@@ -247,7 +256,42 @@ class Algorithm(AsyncRunner):
         torch.set_rng_state(checkpoint["rng_state"])
 
 
-def require_at_least_one(config: Any, *names: str) -> None:
+def _check_threads_and_workers(rl_cfg: Mapping[str, Any], sim_backend: str) -> None:
+    torch_threads, env_workers = rl_cfg.get("torch_threads", 1), rl_cfg.get("env_workers", 0)
+    if torch_threads < 1:
+        raise ValueError(f"torch_threads must be at least 1, found {torch_threads}")
+    if env_workers < 0:
+        raise ValueError(f"env_workers must be at least 0 (the collector steps its environments), found {env_workers}")
+    if env_workers and sim_backend == "native":
+        raise ValueError(
+            f"env_workers is for environments in Python, found {env_workers} with the native backend, whose "
+            "environments the collector steps itself; leave it out, or use the gymnasium backend"
+        )
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device must be a torch device of this machine, such as 'cpu', found {device!r}: {reason}"
+        ) from error
+
+
+def require_at_least(minimum: int, config: Any, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name} must be at least 1, found {getattr(config, name)}")
+        if not getattr(config, name) >= minimum:
+            raise ValueError(f"{name} must be at least {minimum}, found {getattr(config, name)}")
+
+
+def require_above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be above 0, found {getattr(config, name)}")
+
+
+def require_fraction(config: Any, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, found {getattr(config, name)}")

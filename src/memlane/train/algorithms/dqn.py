@@ -17,15 +17,18 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.train.algorithms.base import Learner
+from memlane.train.algorithms.base import Learner, require_at_least, require_fraction
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
 from memlane.train.optim import Adam, flatten
 
 
+@document_fields
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``DQN``."""
+    """Settings of DQN: the keys of ``Options.config``, of ``rl_cfg`` of ``DQN`` and of ``memlane train --set``. A
+    preset has other values than these defaults."""
 
     double: bool = True
     """Double Q-learning: the online network chooses the next action, the target network estimates its value."""
@@ -39,6 +42,11 @@ class DQNConfig(OffPolicyConfig):
     """Fraction of the training over which epsilon goes from ``epsilon_start`` to ``epsilon_end``."""
     target_update_interval: int = 0
     """Gradient steps between two copies of the online network to the target network; 0: it follows by ``tau``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "target_update_interval")
+        require_fraction(self, "epsilon_start", "epsilon_end", "exploration_fraction")
 
 
 class QNetwork(nn.Module):
@@ -150,12 +158,12 @@ class DQN(OffPolicy):
         with DQN("CartPole-v1", None, {"n_step": 3}, sim_backend="native", num_envs=4) as dqn:
             dqn.learn(max_iterations=1000, log_dir="runs/dqn")
 
-    Settings in ``rl_cfg``: those of ``DQNConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
-    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
-    in the replay.
+    Settings in ``rl_cfg``: those of ``DQNConfig`` and of ``AsyncRunner``. ``APPO`` says which threads may call the
+    methods and what happens when a collector dies. Transitions that a dead collector had added stay in the replay.
     """
 
     Config = DQNConfig
+    fixed_settings = (*OffPolicy.fixed_settings, "dueling")
 
     @staticmethod
     def make_policy(observation_space: Space[Any], action_space: Space[Any], config: DQNConfig) -> QNetwork:

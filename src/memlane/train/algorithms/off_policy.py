@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -23,14 +23,16 @@ from memlane.core.layout import FieldSpec
 from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
-from memlane.train.algorithms.base import Algorithm, require_at_least_one
+from memlane.train.algorithms.base import Algorithm, require_above_zero, require_at_least, require_fraction
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import NetworkConfig, leaf_arrays, leaf_fields, leaf_spaces
 
 REPLAY_FILE = "replay.memlane"
 """Name of the saved replay in the run's directory, beside the checkpoint."""
 
 
+@document_fields
 @dataclass(frozen=True)
 class OffPolicyConfig:
     """Settings of all off-policy algorithms, by the names of CleanRL and Stable-Baselines3 where they have one."""
@@ -63,15 +65,17 @@ class OffPolicyConfig:
     priority_beta: float = 0.4
     """Initial exponent of the importance weights of prioritised sampling; it rises to 1 at the end of the training."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """Settings of the networks. Observations are not normalised: those in the replay are older than the normaliser."""
+    """Settings of the networks. Observations are not normalised, because those in the replay would be older than the
+    normaliser."""
 
     def __post_init__(self) -> None:
-        require_at_least_one(self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")
+        require_at_least(1, self, "num_steps", "buffer_size", "learning_starts", "batch_size", "n_step")
+        require_at_least(0, self, "learning_rate", "max_grad_norm", "priority_alpha")
+        require_above_zero(self, "samples_per_insert")
+        require_fraction(self, "gamma", "tau", "priority_beta")
         for name in ("lstm", "log_std"):
             if getattr(self.network, name):
                 raise ValueError(f"network.{name} is a setting of appo only, found {getattr(self.network, name)}")
-        if not self.samples_per_insert > 0:
-            raise ValueError(f"samples_per_insert must be above 0, found {self.samples_per_insert}")
         if self.learning_starts > self.buffer_size:
             raise ValueError(
                 f"learning_starts must be at most buffer_size={self.buffer_size}, found {self.learning_starts}"
@@ -123,12 +127,16 @@ class OffPolicyCollector(Collector):
 
     replay: Replay
     make_policy: MakePolicy
+    version_offset: int = 0
+    """Added to the weight versions in the replay: those that were published before the run was resumed."""
 
     def make_worker(self, env: Any, context: CollectorContext) -> OffPolicyWorker:
         policy = self.make_policy(env.single_observation_space, env.single_action_space, self.config)
         num_envs = int(env.num_envs)
         writer = self.replay.writer(range(context.worker * num_envs, (context.worker + 1) * num_envs))
-        return OffPolicyWorker(env, policy, writer, lambda: self.replay.added < self.config.learning_starts)
+        return OffPolicyWorker(
+            env, policy, writer, lambda: self.replay.added < self.config.learning_starts, self.version_offset
+        )
 
 
 class OffPolicyWorker(RolloutWorker):
@@ -136,9 +144,11 @@ class OffPolicyWorker(RolloutWorker):
 
     policy: Policy
 
-    def __init__(self, env: Any, policy: Policy, writer: ReplayWriter, act_randomly: Callable[[], bool]) -> None:
+    def __init__(
+        self, env: Any, policy: Policy, writer: ReplayWriter, act_randomly: Callable[[], bool], version_offset: int = 0
+    ) -> None:
         super().__init__(env, policy)
-        self.writer, self.act_randomly = writer, act_randomly
+        self.writer, self.act_randomly, self.version_offset = writer, act_randomly, version_offset
 
     def reset(self, seed: int) -> None:
         super().reset(seed)
@@ -162,7 +172,8 @@ class OffPolicyWorker(RolloutWorker):
             row = {f"obs.{name}": array for name, array in self.arrays.items()}
             row |= {"action": actions.numpy(), "reward": rewards, "terminated": terminated, "truncated": truncated}
             final = {f"obs.{name}": array for name, array in next_arrays.items()} if dones.any() else None
-            transitions += self.writer.add(row, final=final, skip=~self.valid, version=self.version)
+            version = self.version + self.version_offset
+            transitions += self.writer.add(row, final=final, skip=~self.valid, version=version)
             self.episodes.step(stats, t, rewards, self.valid, dones)
             self.valid = ~dones
             self.arrays = next_arrays
@@ -184,9 +195,17 @@ class OffPolicy(Algorithm):
     ``action_field``. Its learner has ``metric_names``, and ``update(batch, progress)`` makes one gradient step and
     returns the error of each transition and the metrics."""
 
+    # The saved replay has a stream for each environment, and a limiter with the slack that the rollouts in flight need.
+    fixed_options: ClassVar[tuple[str, ...]] = ("num_envs", "collectors", "max_lag", "deterministic")
+    fixed_settings: ClassVar[tuple[str, ...]] = (
+        "network.hidden", "num_steps", "buffer_size", "learning_starts", "batch_size", "samples_per_insert",
+        "priority_alpha", "rollouts_per_update",
+    )  # fmt: skip
     replay: Replay | None = None
     _orphaned = 0
     """Transitions in the replay whose rollout was never committed."""
+    _version_offset = 0
+    """Weight versions that were published before the run was resumed: one per update."""
     _pipeline: ReplayPipeline | None = None
 
     @abstractmethod
@@ -210,13 +229,14 @@ class OffPolicy(Algorithm):
             (self.run.run_dir / REPLAY_FILE).unlink(missing_ok=True)
             self.replay = self._make_replay()
         self._orphaned = self.replay.counters()["admitted"] - self.env_steps
+        self._version_offset = self.iteration
         self._sampler = self.replay.sampler(
             seed=None if self.iteration else self.seed, n_step=config.n_step, gamma=config.gamma, extras=("version",)
         )
         self._pipeline = ReplayPipeline(self._sampler, config.batch_size, device=self.device)
         collect = OffPolicyCollector(
             config=config, seed=self.seed, first_rollout=first_rollout, reseed_interval=reseed_interval,
-            replay=self.replay, make_policy=type(self).make_policy,
+            replay=self.replay, make_policy=type(self).make_policy, version_offset=self._version_offset,
         )  # fmt: skip
         slot = slot_fields(config.num_steps, self.num_envs)
         self.open(self.make_env, collect, rollout=slot, weights=tensors)
@@ -278,7 +298,7 @@ class OffPolicy(Algorithm):
         pipeline = self._pipeline
         assert pipeline is not None
         pipeline.beta = self.config.priority_beta + (1 - self.config.priority_beta) * progress
-        version = self.weights.version
+        version = self.weights.version + self._version_offset
         for step in range(count):
             if not pipeline.started:
                 pipeline.start()
@@ -319,8 +339,11 @@ class OffPolicy(Algorithm):
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         if self.run is None:
             raise ValueError("the replay is in the run's directory: set `run` before restore()")
+        file = self.run.run_dir / REPLAY_FILE
+        if not file.exists():
+            raise FileNotFoundError(f"{file} is missing: the replay belongs to the checkpoint of an off-policy run")
         super().restore(checkpoint)
-        self.replay = Replay.load(self.run.run_dir / REPLAY_FILE)
+        self.replay = Replay.load(file)
 
     def close(self) -> None:
         if self._pipeline is not None:

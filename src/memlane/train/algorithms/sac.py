@@ -19,17 +19,20 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from memlane.core.layout import FieldSpec
-from memlane.train.algorithms.base import Learner
+from memlane.train.algorithms.base import Learner, require_at_least
 from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyConfig, split_observations
+from memlane.train.field_docs import document_fields
 from memlane.train.networks import Encoder, relu_mlp
 from memlane.train.optim import Adam, flatten
 
 _MIN_LOG_STD, _MAX_LOG_STD = -5.0, 2.0
 
 
+@document_fields
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """Settings of SAC, besides those of ``OffPolicyConfig``: for ``Options.config`` or ``rl_cfg`` of ``SAC``."""
+    """Settings of SAC: the keys of ``Options.config``, of ``rl_cfg`` of ``SAC`` and of ``memlane train --set``. A
+    preset has other values than these defaults."""
 
     temperature: float = 0.0
     """Weight of the entropy bonus (the alpha of the paper); 0: learned."""
@@ -39,6 +42,10 @@ class SACConfig(OffPolicyConfig):
     """Layer normalisation in the critics, which keeps them from diverging with many samples per insert."""
     max_grad_norm: float = 0.0
     """Maximum norm of the gradient; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(0, self, "temperature")
 
 
 class Actor(nn.Module):
@@ -210,9 +217,8 @@ class SAC(OffPolicy):
         with SAC("Pendulum-v1", None, {"batch_size": 128}, sim_backend="native", num_envs=4) as sac:
             sac.learn(max_iterations=1000, log_dir="runs/sac")
 
-    Settings in ``rl_cfg``: those of ``SACConfig`` and ``OffPolicyConfig``, and those of ``AsyncRunner``. Who may call
-    the methods and what happens when a collector dies: see ``APPO``. Transitions that a dead collector had added stay
-    in the replay.
+    Settings in ``rl_cfg``: those of ``SACConfig`` and of ``AsyncRunner``. ``APPO`` says which threads may call the
+    methods and what happens when a collector dies. Transitions that a dead collector had added stay in the replay.
     """
 
     Config = SACConfig

@@ -46,3 +46,12 @@ def collectors_and_envs(collectors: int, num_envs: int | str) -> str:
     if collectors == 1:
         return f"1 collector with {num_envs} environments"
     return f"{collectors} collectors with {num_envs} environments each"
+
+
+def resume_command(run_dir: str, stopped_by: str, max_steps: int, env_steps: int) -> str:
+    """The command that continues a run, beyond the limit that stopped it."""
+    if stopped_by == "target":
+        return f"memlane resume {run_dir} --target inf"
+    if stopped_by == "max_steps":  # a deterministic run may have exceeded the limit many times
+        return f"memlane resume {run_dir} --max-steps {max_steps * (env_steps // max_steps + 1)}"
+    return f"memlane resume {run_dir}"

@@ -119,11 +119,13 @@ class AgentsVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Reset all games. ``seed`` and ``options["reset_mask"]`` are by game, as of ``AsyncVectorEnv.reset``."""
         observations, infos = self._games.reset(seed=seed, options=options)
         infos["alive"] = self._per_row(infos)["alive"]
         return self._rows(observations), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all games; ``actions[i]`` is for row i. Actions of agents that have left the game are ignored."""
         stacked = _reshape(actions, (self.num_games, len(self.agents)), 1)
         observations, *_, infos = self._games.step(stacked)
         rows = self._per_row(infos)

@@ -14,7 +14,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from memlane.train.ui.formatting import collectors_and_envs, duration, short_number
+from memlane.train.ui.formatting import collectors_and_envs, duration, resume_command, short_number
 from memlane.train.ui.report.metrics import Column, last, read_metrics
 from memlane.train.ui.report.plots import Line, plot, throughput
 
@@ -39,7 +39,7 @@ def write_report(run_dir: str | Path) -> Path:
         tiles=_tiles(result, columns),
         animation=_animation(run_dir / "evaluation.gif"),
         plots=_plots(config, columns),
-        commands=_commands(run_dir),
+        commands=_commands(run_dir, config, result),
         tables=_tables(config),
     )
     path = run_dir / "report.html"
@@ -109,10 +109,12 @@ def _animation(path: Path) -> str:
     )
 
 
-def _commands(run_dir: Path) -> str:
+def _commands(run_dir: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     path = shlex.quote(str(run_dir.resolve()))
     commands = {
-        "Resume": f"memlane resume {path}",
+        "Resume": resume_command(
+            path, result.get("stopped_by", ""), config.get("max_steps") or 1, result.get("env_steps", 0)
+        ),
         "Evaluate": f"memlane eval {path} --episodes 100",
         "Record a GIF": f"memlane eval {path} --render gif",
     }
@@ -129,7 +131,11 @@ def _tables(config: Mapping[str, Any]) -> str:
     hidden = ("config", "run_dir")
     options = {name: value for name, value in config.get("options", {}).items() if name not in hidden}
     algorithm = {name: value for name, value in config.get("algorithm", {}).items() if name not in options}
-    tables = {"Options": options, "Algorithm": algorithm, "Versions": config.get("versions", {})}
+    tables = {
+        "Options": options,
+        "Algorithm settings (others: default)": algorithm,
+        "Versions": config.get("versions", {}),
+    }
     return "".join(
         f"<div><h2>{title}</h2><table>{''.join(_row(name, value) for name, value in table.items())}</table></div>"
         for title, table in tables.items()
