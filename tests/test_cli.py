@@ -395,6 +395,15 @@ def test_a_wrong_call_ends_with_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["envs"]], ids=" ".join)
+def test_a_reader_that_is_gone_ends_the_command_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as output:
+        result = subprocess.run([COMMAND, *arguments], stdout=output, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
 def test_the_command_alone_prints_the_help() -> None:
     assert memlane().stdout == memlane("--help").stdout
 

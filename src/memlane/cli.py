@@ -10,6 +10,8 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
+import select
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -268,8 +270,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code: 0; 1 after a memlane error or a failed check of ``doctor``; 2 after a
-    usage error; 130 after Ctrl-C, as in shells."""
+    """Run the command and return its exit code: 0; 1 after a memlane error, a failed check of ``doctor`` or when the
+    reader of the output is gone (``| head``); 2 after a usage error; 130 after Ctrl-C, as in shells."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if not arguments:
@@ -285,6 +287,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        if not _output_has_no_reader():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at exit
+        return 1
     return int(code or 0)
 
 
@@ -312,6 +319,13 @@ def _parse_and_call(arguments: Sequence[str]) -> Any:
         args=arguments,
         config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
     )
+
+
+def _output_has_no_reader() -> bool:
+    """Whether standard output is a pipe that no process reads. The help of the parser raises then; rich exits."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _print_help() -> None:

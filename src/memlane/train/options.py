@@ -75,7 +75,7 @@ class Options:
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
     """Give the same results for the same seed. Collectors and learner then take turns, which is slower. The run stops
-    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it between two of them and saves none."""
+    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it after the current update and saves none."""
     save_interval: int = 50
     """Updates between two checkpoints."""
     device: str = "cpu"
