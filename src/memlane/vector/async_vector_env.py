@@ -40,7 +40,7 @@ from memlane.vector.placement import choose_placement
 from memlane.vector.rollout_slot import store_observations, store_step
 from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
 from memlane.vector.supervisor import AsyncState, OnError, Supervisor
-from memlane.vector.worker_handles import WorkerPool
+from memlane.vector.worker_pool import WorkerPool
 
 _CLOSE_SECONDS = 5.0
 """How long ``close`` waits for workers to exit before it kills them."""

@@ -19,7 +19,7 @@ from memlane._native import COMMAND_CLOSE
 from memlane.vector.messages import Ready
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Worker, describe_envs, use_assets
-from memlane.vector.worker_handles import WorkerHandle
+from memlane.vector.worker_handle import WorkerHandle
 
 
 class _QueueChannel:

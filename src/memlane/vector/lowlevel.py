@@ -14,7 +14,8 @@ from memlane.vector.observations import Observations
 from memlane.vector.step_segment import StepSegment, StepSegmentSpec
 from memlane.vector.step_writer import StepWriter
 from memlane.vector.supervisor import Supervisor
-from memlane.vector.worker_handles import WorkerHandle, WorkerPool
+from memlane.vector.worker_handle import WorkerHandle
+from memlane.vector.worker_pool import WorkerPool
 
 __all__ = [
     "Channel",

@@ -28,7 +28,8 @@ from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Message, pickle_for_worker
 from memlane.vector.placement import PlacementReview
 from memlane.vector.step_segment import StepSegment
-from memlane.vector.worker_handles import WatchedPeers, WorkerHandle, WorkerPool
+from memlane.vector.worker_handle import WatchedPeers, WorkerHandle
+from memlane.vector.worker_pool import WorkerPool
 
 OnError = Literal["raise", "restart"]
 _POLL_SECONDS = 0.05

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memlane.vector import worker_handles
+from memlane.vector import worker_pool
 from tests.support.vector_envs import Counter, ours
 
 pytestmark = pytest.mark.timeout(120, method="signal")
@@ -95,14 +95,14 @@ def test_a_start_that_takes_long_says_how_far_it_is(tmp_path: Path, monkeypatch:
         return Counter()
 
     listener = Listener("memlane: 1 of 2 workers ready, ", printed)
-    monkeypatch.setattr(worker_handles, "_QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(worker_pool, "_QUIET_SECONDS", 0.05)
     monkeypatch.setattr(sys, "stderr", listener)
     with ours([Counter, slow], context="fork"):
         assert printed.exists()
 
 
 def test_a_start_that_is_quick_says_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(worker_handles, "_QUIET_SECONDS", PATIENCE)
+    monkeypatch.setattr(worker_pool, "_QUIET_SECONDS", PATIENCE)
     with ours([Counter] * 2, context="fork"):
         assert capfd.readouterr() == ("", "")
 
