@@ -175,8 +175,8 @@ def test_an_unknown_argument_or_value_is_answered_with_the_nearest_known_one(
     ("arguments", "error", "message"),
     [
         ({"env_fns": Counter}, TypeError, "env_fns must be a list of functions that build environments, found"),
-        ({"env_fns": [Counter, "CartPole-v1"]}, TypeError, r"env_fns\[1\] must be a function that builds an environment"),
-        ({"num_workers": 1.5}, TypeError, "num_workers must be an integer, 1 or more, found 1.5"),
+        ({"env_fns": [Counter, "Acrobot"]}, TypeError, r"env_fns\[1\] must be a function that builds an environment"),
+        ({"num_workers": 1.5}, TypeError, "num_workers must be an integer, 0 or more, found 1.5"),
         ({"max_restarts": -1}, ValueError, "max_restarts must be 0 or more, found -1"),
         ({"restart_window": 0}, ValueError, "restart_window must be a number of seconds above 0, found 0"),
         ({"restart_window": float("nan")}, ValueError, "restart_window must be a number of seconds above 0, found nan"),
