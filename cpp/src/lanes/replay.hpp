@@ -4,13 +4,13 @@
 // added gets a sequence number, 1, 2, 3, ...; row s lies in slot s % capacity, so the newest rows overwrite the oldest.
 // The `state` word of a slot alone says what it holds:
 //
-//   empty         never used
+//   empty         never used, or given back
 //   writing(p)    claimed by process p, which may store into it
 //   complete(s)   row s, a transition
 //   tail(s)       row s, the final observation of an episode only; never drawn itself
 //
 //   empty, complete, tail -> writing   a writer claims it           writing(p) -> writing(q)   p is dead
-//   writing -> complete, tail          the writer has finished
+//   writing -> complete, tail          the writer has finished     writing -> empty           no slot for its tail
 //
 // A writer that finds a slot claimed by another live writer (one that was stopped for a whole round, for example) skips
 // it and takes another sequence number; no writer waits. A sampler copies a row and loads the state again: if it

@@ -219,7 +219,7 @@ class AsyncRunner(ABC):
         # int("2") is 2; but int(2.5) would lose digits, and bool("False") is True.
         if converted is None or (converted != value and not (isinstance(value, str) and kind is not bool)):
             expected = {int: "an integer", float: "a number", bool: "True or False"}[kind]
-            raise TypeError(f"rl_cfg[{name!r}] must be {expected}, found {value!r}")
+            raise TypeError(f"{name} must be {expected}, found {value!r} (a setting of the runner, in rl_cfg)")
         return converted
 
     @abstractmethod
