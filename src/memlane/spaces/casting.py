@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memlane.core.suggestions import excerpt
+
 _NUMBERS = "biufc"
 
 
@@ -33,7 +35,7 @@ def checked_cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArra
     if source == dtype:
         return array
     if source.kind not in _NUMBERS:
-        raise TypeError(f"at {path!r}: expected dtype {dtype}, found {source} ({_excerpt(array)})")
+        raise TypeError(f"at {path!r}: expected dtype {dtype}, found {source} ({excerpt(array)})")
     if source.kind in "iu" and dtype.kind in "fc":
         return _cast_integers_to_floats(array, dtype, path)
     if np.can_cast(source, dtype, "safe") or not array.size:
@@ -89,8 +91,3 @@ def _raise_if_any(
         raise error(
             f"at {path!r}: expected dtype {dtype}, found {value!s} in {array.dtype}, which {dtype} cannot represent"
         )
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
