@@ -336,7 +336,7 @@ def all_within(array: NDArray[Any], low: int, high: int) -> bool | None:
     """Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array."""
 
 def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[tuple[str, ...], str, int, bytes] | None:
-    """Pack infos that all have the same keys and only floats: keys, dtypes, first environment, floats; else None."""
+    """Pack infos that all have the same keys and only floats: keys, types, first environment, floats; else None."""
 
 class ColumnWriter:
     """Stores values of a space into rows. Its owner keeps the arrays alive."""
@@ -416,6 +416,8 @@ class StepLoop:
         completed_step: Words,
         read_actions: Callable[[], Sequence[Any] | NDArray[Any]],
         read_action: Callable[[int], Any],
+        read_formatted: Callable[[int, int], Sequence[Any] | NDArray[Any]],
+        action_formats: Words | None,
         envs: list[Any],
         first_env: int,
         autoreset: bool,

@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "too few": ("CartPole-v1", [0, 1], "3 environments, found 2"),
     "too many": ("CartPole-v1", np.array([0, 1, 0, 1]), "3 environments, found 4"),
     "none": ("CartPole-v1", [], "3 environments, found 0"),
-    "one number": ("CartPole-v1", 1, r"expected shape .*found \(\)"),
+    "one number": ("CartPole-v1", 1, "3 environments, found 1"),
     "a dimension too many": ("CartPole-v1", np.zeros((3, 1), int), r"expected shape .*found \(3, 1\)"),
     "too large": ("CartPole-v1", [0, 1, 2], "expected 0 to 1, found 2"),
     "too large, an array": ("CartPole-v1", np.array([0, 1, 2]), "expected 0 to 1, found 2"),

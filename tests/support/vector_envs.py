@@ -179,6 +179,78 @@ class Shower(Counter):
         return self._shown(), *rest  # type: ignore[return-value]
 
 
+def described(action: Any) -> Any:
+    """All of an action that an environment can see: its type, dtype, shape and every bit."""
+    if isinstance(action, dict):
+        return {key: described(part) for key, part in action.items()}
+    if isinstance(action, (tuple, list)):
+        return type(action).__name__, [described(part) for part in action]
+    if isinstance(action, (np.ndarray, np.generic)) and not action.dtype.hasobject:
+        return type(action).__name__, action.dtype.str, action.shape, action.tobytes()
+    return type(action).__name__, repr(action)
+
+
+class Recorder(gymnasium.Env[Any, Any]):
+    """Its info is its action."""
+
+    observation_space: Space[Any] = Discrete(2)
+
+    def __init__(self, action_space: Space[Any]) -> None:
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if isinstance(action, np.ndarray):
+            seen = described(action)
+            action[...] = 0  # its own copy: neither the caller nor another environment may see this
+            return 0, 0.0, False, False, {"seen": (seen,)}
+        return 0, 0.0, False, False, {"seen": (described(action),)}
+
+
+class Typed(gymnasium.Env[Any, Any]):
+    """Infos of many types, a reward that float32 cannot hold, and episodes of three steps."""
+
+    observation_space = Box(-9, 9, (2,))
+    action_space: Space[Any] = Discrete(3)
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.steps = 0
+        return self._seen(), {"seed": seed, "number": np.int16(self.number)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        info: dict[str, Any] = {
+            "int": self.steps,
+            "float": 0.1,
+            "bool": True,
+            "None": None,
+            "float32": np.float32(0.1),
+            "float64": np.float64(0.1),
+            "numpy bool": np.bool_(True),
+            "array": np.arange(self.steps),
+            "nested": {"float16": np.float16(0.1), "list": [1, "two"]},
+            "mixed": [1, 1.5, None][self.number % 3],
+            "action": (described(action),),
+        }
+        if self.number == 1:
+            info["episode"] = {"r": 1.5, "l": 3}
+        return self._seen(), 1 / 3, self.steps == 3 and self.number == 0, self.steps == 3, info
+
+    def _seen(self) -> Any:
+        return np.array([self.steps, self.number], np.float32)
+
+    def twice(self, value: int) -> int:
+        return 2 * value + self.number
+
+
 class NoPickle(Exception):
     """Refuses to be pickled."""
 

@@ -622,7 +622,7 @@ def test_a_result_that_cannot_be_unpickled_is_an_error_that_leaves_the_environme
 def test_wrong_actions_are_an_error_that_leaves_the_environments_usable(
     space: Space[Any], right: Any, wrong: Any, way: str
 ) -> None:
-    with ours([partial(Chance, Discrete(5), space)] * 2, num_workers=1) as envs:
+    with ours([partial(Chance, Discrete(5), space)] * 2, num_workers=1, check_actions="strict") as envs:
         envs.reset(seed=1)
         with pytest.raises((ValueError, TypeError, KeyError)):
             envs.step(wrong) if way == "step" else envs.send(wrong)

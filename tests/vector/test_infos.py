@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlane.vector.infos import merge, pack, pack_floats, unpack, unpack_floats
-from tests.support.vector_envs import difference
+from tests.support.vector_envs import Speaker, difference, ours, reference
 
 
 class Metres(float):
@@ -139,6 +140,8 @@ def test_floats_in_one_piece_are_the_entries_that_pack_makes(rows: Any, first: i
         [(0, {"a": 1.0}), (2, {"a": 1.0})],
         [(0, {"a": 1.0}), (1, {"a": 1})],
         [(0, {"a": True})],
+        [(0, {"a": 1.0}), (1, {"a": np.float64(1)})],
+        [(0, {"a": np.float32(1)}), (1, {"a": 1.0})],
         [(0, {"a": np.float16(1)})],
         [(0, {"a": np.ones(1)})],
         [(0, {"a": {"b": 1.0}})],
@@ -154,7 +157,64 @@ def test_whatever_is_not_floats_under_the_same_keys_is_left_to_pack(infos: Any) 
     assert pack_floats(infos) is None
 
 
-def test_float32_beside_floats_is_an_entry_of_the_wider() -> None:
-    packed = pack_floats([(0, {"a": np.float32(0.1)}), (1, {"a": 0.1})])
-    assert packed is not None
-    assert unpack_floats(*packed)["a"].values.tolist() == [float(np.float32(0.1)), 0.1]
+MIXED: dict[str, list[Any]] = {
+    "floats, then None": [0.5, None, 1.5, None],
+    "float32, then None": [np.float32(0.5), None, np.float32(1.5), None],
+    "floats and integers, then None": [0.5, 2, None, True],
+    "arrays, then None": [np.array([0.5, 1]), None, np.array([2.0, 3]), None],
+    "None, then floats": [None, 0.5, 1.5, 2.5],
+    "None, then integers": [None, 1, 2, 3],
+    "None, then numbers of many types": [None, 1, 2.5, np.float32(0.1)],
+    "None, then numpy's numbers": [None, None, np.float64(0.5), np.float64(1.5)],
+    "None, then arrays": [None, np.array([1, 2]), np.array([3]), np.array([4, 5])],
+    "None, then texts": [None, "a", "b", None],
+    "texts, then numbers": ["a", 1, 2, 3.5],
+    "numpy's booleans, then integers": [np.bool_(True), 1, 2, 3],
+    "lists, then numbers": [[1], 1, 2, 3],
+    "floats, then integers": [0.5, 1, 2, 3],
+    "floats of numpy and Python": [np.float64(0.5), 0.25, 1.5, 2.5],
+}
+
+
+@pytest.mark.parametrize("bounds", [[], [1], [2], [3], [1, 2], [1, 2, 3], [0, 4]], ids=str)
+@pytest.mark.parametrize("name", MIXED)
+def test_values_of_mixed_types_are_those_of_gymnasium_however_they_are_split_among_workers(
+    name: str, bounds: list[int]
+) -> None:
+    infos = [{"x": value, "deeper": {"x": value}} for value in MIXED[name]]
+    assert difference(gymnasium_infos(infos), our_infos(infos, bounds)) is None
+    infos[2] = {}  # missing
+    assert difference(gymnasium_infos(infos), our_infos(infos, bounds)) is None
+
+
+def mixed_speakers() -> list[Any]:
+    """Four environments whose infos in step i are those of the i-th of ``MIXED``."""
+    rows = list(zip(*MIXED.values(), strict=True))
+    return [partial(Speaker, partial(_say, row)) for row in rows]
+
+
+def _say(values: tuple[Any, ...], action: int, steps: int) -> dict[str, Any]:  # noqa: ARG001
+    return {"x": values[steps - 1]}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("way", ["step", "send"])
+def test_infos_of_mixed_types_are_those_of_gymnasium_whatever_the_number_of_workers(workers: int, way: str) -> None:
+    with reference(mixed_speakers()) as expected, ours(mixed_speakers(), num_workers=workers) as envs:
+        expected.reset()
+        envs.reset()
+        for name in MIXED:
+            theirs = expected.step([0] * 4)[4]
+            if way == "step":
+                mine = envs.step([0] * 4)[4]
+            else:
+                envs.send([0] * 4)
+                mine = envs.recv(4)[4]
+            assert difference(theirs, mine) is None, f"{name}: {difference(theirs, mine)}"
+
+
+@pytest.mark.parametrize("bounds", [[], [1], [2], [1, 2, 3]], ids=str)
+def test_values_that_gymnasium_refuses_have_their_types_however_they_are_split_among_workers(bounds: list[int]) -> None:
+    for values in ([1, 2, "text", 3.5], [1, None, 2.5, np.float32(3)], [True, None, 1, 0.5], [0.5, "text", 1, None]):
+        found = our_infos([{"x": value} for value in values], bounds)["x"]
+        assert [(type(value), value) for value in found] == [(type(value), value) for value in values]

@@ -17,14 +17,20 @@ namespace memlane {
 
 namespace nb = nanobind;
 
-// `infos` are pairs (index of the environment, info). Returns the keys; for each key "f" if all its values are numpy's
-// float32, else "d"; the first index; and the values as doubles, all of the first key before those of the second. Nothing if
-// the keys differ, a value is not a float, or the indices are not consecutive.
+// The type of a float as `pack_floats` returns it; 0 if the value is no float.
+inline char type_of(PyObject *value) {
+    return PyFloat_CheckExact(value) ? 'p' : is_float64(value) ? 'd' : is_float32(value) ? 'f' : 0;
+}
+
+// `infos` are pairs (index of the environment, info). Returns the keys; for each key the type of its values: "p" for Python's
+// float, "d" and "f" for numpy's float64 and float32; the first index; and the values as doubles, all of the first key before
+// those of the second. Nothing if the keys differ, a value is not a float, the values of a key differ in type, or the indices
+// are not consecutive.
 inline std::optional<std::tuple<nb::tuple, std::string, std::int64_t, nb::bytes>> pack_floats(nb::list infos) {
     const std::size_t rows = infos.size();
     std::vector<nb::object> keys;
     std::vector<double> floats;
-    std::string dtypes;
+    std::string types;
     std::int64_t first = 0;
     for (std::size_t row = 0; row < rows; ++row) {
         const nb::handle pair = infos[row];
@@ -46,20 +52,15 @@ inline std::optional<std::tuple<nb::tuple, std::string, std::int64_t, nb::bytes>
                 if (!PyUnicode_CheckExact(key))
                     return std::nullopt;
                 keys.push_back(nb::borrow(key));
-                dtypes.push_back('f');
+                types.push_back(type_of(value));
                 floats.resize(keys.size() * rows);
             } else if (keys[column].ptr() != key &&
                        (!PyUnicode_CheckExact(key) || PyUnicode_Compare(keys[column].ptr(), key) != 0)) {
                 return std::nullopt;
             }
-            if (is_float64(value)) { // numpy's float64 is a subclass of Python's float
-                dtypes[column] = 'd';
-                floats[column * rows + row] = PyFloat_AS_DOUBLE(value);
-            } else if (is_float32(value)) {
-                floats[column * rows + row] = PyFloat_AsDouble(value);
-            } else {
+            if (types[column] == 0 || types[column] != type_of(value))
                 return std::nullopt;
-            }
+            floats[column * rows + row] = PyFloat_AsDouble(value);
         }
     }
     if (keys.empty())
@@ -67,7 +68,7 @@ inline std::optional<std::tuple<nb::tuple, std::string, std::int64_t, nb::bytes>
     nb::list names;
     for (const nb::object &key : keys)
         names.append(key);
-    return std::tuple(nb::tuple(names), dtypes, first, nb::bytes(floats.data(), floats.size() * sizeof(double)));
+    return std::tuple(nb::tuple(names), types, first, nb::bytes(floats.data(), floats.size() * sizeof(double)));
 }
 
 } // namespace memlane

@@ -44,16 +44,20 @@ struct ExceptionalStep {
 class StepLoop {
   public:
     // `requested_step` and `completed_step` count the steps of each environment for `send`. `read_actions` returns the actions
-    // of all environments of this worker, `read_action` the action of one. `envs` is read in every step: the worker may
-    // replace its items. `first_env` is the index of the worker's first environment in the batch. `autoreset`: an environment
-    // that needs a reset is reset instead of its next step. `wait_for_commands`: false if the parent's thread runs this loop.
+    // of all environments of this worker, `read_action` the action of one. Where a word of `action_formats` (which may be
+    // None) is not 0, `read_formatted(begin, end)` returns the actions of a range of environments instead. `envs` is read in
+    // every step: the worker may replace its items. `first_env` is the index of the worker's first environment in the batch.
+    // `autoreset`: an environment that needs a reset is reset instead of its next step. `wait_for_commands`: false if the
+    // parent's thread runs this loop.
     StepLoop(nb::object command, nb::object writer, nb::list quorums, nb::object requested_step, nb::object completed_step,
-             nb::callable read_actions, nb::callable read_action, nb::list envs, std::int64_t first_env, bool autoreset,
-             bool wait_for_commands)
-        : owners_{command, writer, quorums, requested_step, completed_step}, command_(nb::cast<CommandWord *>(command)),
-          writer_(nb::cast<StepWriter *>(writer)), requested_step_(nb::cast<Words *>(requested_step)),
-          completed_step_(nb::cast<Words *>(completed_step)), read_actions_(std::move(read_actions)),
-          read_action_(std::move(read_action)), envs_(std::move(envs)), states_(writer_->num_envs, EnvState::running),
+             nb::callable read_actions, nb::callable read_action, nb::callable read_formatted, nb::object action_formats,
+             nb::list envs, std::int64_t first_env, bool autoreset, bool wait_for_commands)
+        : owners_{command, writer, quorums, requested_step, completed_step, action_formats},
+          command_(nb::cast<CommandWord *>(command)), writer_(nb::cast<StepWriter *>(writer)),
+          requested_step_(nb::cast<Words *>(requested_step)), completed_step_(nb::cast<Words *>(completed_step)),
+          action_formats_(action_formats.is_none() ? nullptr : nb::cast<Words *>(action_formats)),
+          read_actions_(std::move(read_actions)), read_action_(std::move(read_action)),
+          read_formatted_(std::move(read_formatted)), envs_(std::move(envs)), states_(writer_->num_envs, EnvState::running),
           first_env_(first_env), autoreset_(autoreset), wait_for_commands_(wait_for_commands),
           first_command_(command_->issued()), last_command_(first_command_) {
         for (nb::handle quorum : quorums)
@@ -88,7 +92,8 @@ class StepLoop {
             }
             if (content.command != Command::step)
                 return static_cast<std::int64_t>(content.command);
-            start(read_actions_());
+            // The actions of a step all have the same format.
+            start(is_formatted(0) ? read_formatted_(0, writer_->num_envs) : read_actions_());
             if (!run() || infos_.size() != 0)
                 return static_cast<std::int64_t>(Command::step);
             finish(static_cast<std::int64_t>(writer_->num_envs));
@@ -107,7 +112,8 @@ class StepLoop {
                 continue;
             writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(index),
                                                                  std::memory_order_relaxed);
-            start_range(nb::make_tuple(read_action_(index)), index, index + 1);
+            start_range(is_formatted(index) ? read_formatted_(index, index + 1) : nb::make_tuple(read_action_(index)), index,
+                        index + 1);
             if (!run() || infos_.size() != 0)
                 return false;
             complete_sent();
@@ -165,6 +171,11 @@ class StepLoop {
     }
 
   private:
+    // The format is published with the action, by the command or by the request.
+    bool is_formatted(std::size_t index) const {
+        return action_formats_ != nullptr && action_formats_->load(first_env_ + static_cast<std::int64_t>(index)) != 0;
+    }
+
     void start_range(nb::object actions, std::size_t begin, std::size_t end) {
         stopped_ = false;
         actions_ = std::move(actions);
@@ -273,13 +284,14 @@ class StepLoop {
         return is_true;
     }
 
-    std::array<nb::object, 5> owners_; // keep the pointers below alive
+    std::array<nb::object, 6> owners_; // keep the pointers below alive
     CommandWord *command_;
     StepWriter *writer_;
     std::vector<Quorum *> quorums_;
     Quorum *quorum_; // where this command's arrivals go
     Words *requested_step_, *completed_step_;
-    nb::callable read_actions_, read_action_;
+    Words *action_formats_; // may be null
+    nb::callable read_actions_, read_action_, read_formatted_;
     nb::list envs_;
     std::vector<EnvState> states_;
     nb::list infos_;

@@ -57,7 +57,7 @@ void bind_vector(nb::module_ &m) {
           "Whether all numbers of an int64 array lie within the bounds, both included; None if it is not an int64 array.");
 
     m.def("pack_floats", &pack_floats, "infos"_a,
-          "Pack infos that all have the same keys and only floats: keys, dtypes, first environment, floats; else None.");
+          "Pack infos that all have the same keys and only floats: keys, types, first environment, floats; else None.");
 
     nb::class_<ColumnWriter>(m, "ColumnWriter", "Stores values of a space into rows. Its owner keeps the arrays alive.")
         .def(nb::init<nb::handle>(), "description"_a)
@@ -96,10 +96,10 @@ void bind_vector(nb::module_ &m) {
                      "The environment was restarted and not stepped; its episode is to be truncated.");
 
     nb::class_<StepLoop>(m, "StepLoop", "A worker's side of a step. Owns the state of its environments and their infos.")
-        .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::list,
-                      std::int64_t, bool, bool>(),
+        .def(nb::init<nb::object, nb::object, nb::list, nb::object, nb::object, nb::callable, nb::callable, nb::callable,
+                      nb::object, nb::list, std::int64_t, bool, bool>(),
              "command"_a, "writer"_a, "quorums"_a, "requested_step"_a, "completed_step"_a, "read_actions"_a, "read_action"_a,
-             "envs"_a, "first_env"_a, "autoreset"_a, "wait_for_commands"_a)
+             "read_formatted"_a, "action_formats"_a.none(), "envs"_a, "first_env"_a, "autoreset"_a, "wait_for_commands"_a)
         .def("next_command", &StepLoop::next_command,
              "Wait for the next command that needs Python. None if there is none and the loop must not wait.")
         .def("start", &StepLoop::start, "actions"_a, "Start a step of all environments; `next_exception` runs it.")

@@ -19,7 +19,7 @@ from numpy.lib.format import descr_to_dtype, dtype_to_descr
 from numpy.typing import DTypeLike, NDArray
 
 from memlane.core.errors import LayoutError
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import did_you_mean, excerpt
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -90,7 +90,7 @@ class Layout:
 
     def __init__(self, fields: Mapping[str, FieldSpec]) -> None:
         if not isinstance(fields, Mapping):
-            raise LayoutError(f"expected a dict of fields, name: (dtype, shape), found {_excerpt(fields)}")
+            raise LayoutError(f"expected a dict of fields, name: (dtype, shape), found {excerpt(fields)}")
         self.fields = {}
         offset = 0
         for name, spec in fields.items():
@@ -124,9 +124,9 @@ class Layout:
         try:
             entries = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise LayoutError(f"expected a list of fields in JSON, found {_excerpt(data)}: {error}") from None
+            raise LayoutError(f"expected a list of fields in JSON, found {excerpt(data)}: {error}") from None
         if not isinstance(entries, list):
-            raise LayoutError(f"expected a list of fields, found {_excerpt(data)}")
+            raise LayoutError(f"expected a list of fields, found {excerpt(data)}")
         fields: dict[str, FieldSpec] = {}
         for position, entry in enumerate(entries):
             match entry:
@@ -137,7 +137,7 @@ class Layout:
                         raise LayoutError(f"field {name!r} has a dtype that numpy does not know: {error}") from None
                 case _:
                     raise LayoutError(
-                        f"expected [name, dtype, shape] with a unique name as field {position}, found {_excerpt(entry)}"
+                        f"expected [name, dtype, shape] with a unique name as field {position}, found {excerpt(entry)}"
                     )
         return cls(fields)
 
@@ -200,7 +200,7 @@ def _make_field(name: str, spec: FieldSpec, offset: int) -> Field:
     try:
         dtype_like, shape_like = () if isinstance(spec, str) else spec  # "f4" would unpack to "f" and "4"
     except (TypeError, ValueError):
-        raise LayoutError(f"field {name!r} must be a pair (dtype, shape), found {_excerpt(spec)}") from None
+        raise LayoutError(f"field {name!r} must be a pair (dtype, shape), found {excerpt(spec)}") from None
     dtype, inner_shape = _check_dtype(name, dtype_like)
     field = Field(name, dtype, _check_shape(name, shape_like) + inner_shape, offset)
     if len(field.shape) > 32:
@@ -221,7 +221,7 @@ def _check_dtype(name: str, dtype_like: DTypeLike) -> tuple[np.dtype[Any], tuple
         dtype: np.dtype[Any] = np.dtype(dtype_like)
     except (TypeError, ValueError, SyntaxError) as error:
         hint = did_you_mean(dtype_like, _DTYPE_NAMES) if isinstance(dtype_like, str) else ""
-        raise LayoutError(f"field {name!r}: {_excerpt(dtype_like)} is not a dtype: {error}{hint}") from None
+        raise LayoutError(f"field {name!r}: {excerpt(dtype_like)} is not a dtype: {error}{hint}") from None
     inner_shape: tuple[int, ...] = ()
     if dtype.subdtype is not None:
         dtype, inner_shape = dtype.subdtype
@@ -261,7 +261,7 @@ def _check_shape(name: str, shape: int | Iterable[int]) -> tuple[int, ...]:
     try:
         extents = tuple(operator.index(extent) for extent in (shape if isinstance(shape, Iterable) else (shape,)))
     except TypeError:
-        raise LayoutError(f"field {name!r} must have a shape of integers, found {_excerpt(shape)}") from None
+        raise LayoutError(f"field {name!r} must have a shape of integers, found {excerpt(shape)}") from None
     if any(extent < 0 for extent in extents):
         raise LayoutError(f"field {name!r} must have a shape without negative extents, found {list(extents)}")
     return extents
@@ -276,8 +276,3 @@ def _as_descr(value: Any) -> Any:
         (tuple(name) if isinstance(name, list) else name, _as_descr(descr), *(tuple(extents) for extents in shape))
         for name, descr, *shape in value
     ]
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

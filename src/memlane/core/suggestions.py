@@ -1,4 +1,4 @@
-"""Suggestions: error messages about unknown names, with the nearest known name."""
+"""Suggestions: parts of error messages: the nearest known name for an unknown one, and the value that was found."""
 
 from __future__ import annotations
 
@@ -39,3 +39,9 @@ def describe_unknown(what: str, unknown: Iterable[str], known: Iterable[str], hi
     hints = {name: hint(name).removeprefix("; ") for name in sorted(unknown)}
     names = [f"{name!r} ({hints[name]})" if hints[name] else repr(name) for name in hints]
     return f"unknown {what}: {', '.join(names)}; known are {', '.join(sorted(known))}"
+
+
+def excerpt(value: object) -> str:
+    """The representation of a value, shortened to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

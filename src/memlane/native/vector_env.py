@@ -26,7 +26,14 @@ from memlane.core.lease import debug_mode
 from memlane.core.suggestions import did_you_mean
 from memlane.native.spec import Field, Spec
 from memlane.spaces.paths import ROOT_NAME, escape_key
-from memlane.vector.arguments import env_ids_of, require_choice, reset_mask_of, seeds_of
+from memlane.vector.arguments import (
+    env_ids_of,
+    require_batch,
+    require_choice,
+    require_one_each,
+    reset_mask_of,
+    seeds_of,
+)
 from memlane.vector.errors import CallPending, CallTimeout, NotReset, episode_ended
 from memlane.vector.observations import Observations, part_column, read_only
 from memlane.vector.rollout_slot import store_observations, store_step
@@ -255,13 +262,11 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _step_host_slowly(self, actions: Any, status: int) -> int:
         """Convert actions that the host does not accept as they are, or raise an error that says what is wrong."""
-        if actions is None:
-            raise TypeError(f"expected actions for {self.num_envs} environments, found None")
         if status == _NEEDS_CONVERSION:
+            require_batch(actions, self.num_envs)
             assert self._actions is not None
             count, content = self._actions.convert_batch(actions)
-            if count != self.num_envs:
-                raise ValueError(f"expected actions for {self.num_envs} environments, found {count}")
+            require_one_each(count, self.num_envs)
             if self.autoreset_mode is not AutoresetMode.DISABLED or not self._ended.any():
                 self._observations.end()
             self._actions.store_batch(0, content)
@@ -360,10 +365,10 @@ class NativeVectorEnv(VectorEnv[Any, Any, Any]):
             return
         if self.autoreset_mode is AutoresetMode.DISABLED and self._ended[ids].any():
             raise episode_ended(int(ids[np.flatnonzero(self._ended[ids])[0]]))
+        require_batch(actions, len(ids))
         assert self._actions is not None
         count, content = self._actions.convert_batch(actions)
-        if count != len(ids):
-            raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
+        require_one_each(count, len(ids))
         self._observations.end()
         if self._actions.rows is not None:
             self._actions.rows[ids] = content

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memlane.core.suggestions import excerpt
+
 _NUMBERS = "biufc"
 
 
@@ -35,7 +37,7 @@ def batch_shape(shape: tuple[int, ...]) -> str:
 
 def describe_shape(array: NDArray[Any]) -> str:
     """The shape of an array, for error messages; the value itself if it is a single one that is not a number."""
-    return str(array.shape) if array.ndim or array.dtype.kind in _NUMBERS else _excerpt(array.item())
+    return str(array.shape) if array.ndim or array.dtype.kind in _NUMBERS else excerpt(array.item())
 
 
 def checked_cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArray[Any]:
@@ -47,7 +49,7 @@ def checked_cast(array: NDArray[Any], dtype: np.dtype[Any], path: str) -> NDArra
     if source == dtype:
         return array
     if source.kind not in _NUMBERS:
-        raise TypeError(f"at {path!r}: expected dtype {dtype}, found {source} ({_excerpt(array)})")
+        raise TypeError(f"at {path!r}: expected dtype {dtype}, found {source} ({excerpt(array)})")
     if source.kind in "iu" and dtype.kind in "fc":
         return _cast_integers_to_floats(array, dtype, path)
     if np.can_cast(source, dtype, "safe") or not array.size:
@@ -103,8 +105,3 @@ def _raise_if_any(
         raise error(
             f"at {path!r}: expected dtype {dtype}, found {value!s} in {array.dtype}, which {dtype} cannot represent"
         )
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

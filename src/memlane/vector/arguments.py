@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 from numpy.typing import NDArray
 
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import did_you_mean, excerpt
 
 
 def require_choice(name: str, value: object, choices: Sequence[str], default: str = "") -> None:
@@ -70,6 +70,22 @@ def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
             f"`options['reset_mask']` must contain a boolean array with at least one True value, got reset_mask={mask}"
         )
     return mask
+
+
+def require_batch(actions: Any, num_envs: int) -> None:
+    """Raise ``TypeError`` unless ``actions`` is a batch: something with several items."""
+    try:
+        iter(actions)
+    except TypeError:
+        raise TypeError(
+            f"expected actions for {num_envs} environments, found {excerpt(actions)}; pass a batch with one for each"
+        ) from None
+
+
+def require_one_each(actions: int | None, num_envs: int) -> None:
+    """Raise ``ValueError`` unless there are as many ``actions`` as environments."""
+    if actions != num_envs:
+        raise ValueError(f"expected actions for {num_envs} environments, found {actions}")
 
 
 def env_ids_of(env_ids: Any, num_envs: int, busy: Collection[int]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import multiprocessing as mp
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import gymnasium.vector.async_vector_env
 import numpy as np
@@ -28,10 +28,19 @@ from numpy.typing import NDArray
 from memlane.core import Segment, WaitTimeout
 from memlane.core.arguments import as_count, check_timeout
 from memlane.core.layout import FieldSpec
-from memlane.core.suggestions import did_you_mean
+from memlane.core.suggestions import did_you_mean, excerpt
 from memlane.spaces import fields_of
 from memlane.spaces.registered import RegisteredColumn
-from memlane.vector.arguments import check_seconds, env_ids_of, require_choice, reset_mask_of, seeds_of
+from memlane.vector.actions import has_forms
+from memlane.vector.arguments import (
+    check_seconds,
+    env_ids_of,
+    require_batch,
+    require_choice,
+    require_one_each,
+    reset_mask_of,
+    seeds_of,
+)
 from memlane.vector.errors import CallTimeout
 from memlane.vector.infos import InfoColumn, Kind, PackedInfos, as_range, merge, pack, unpack
 from memlane.vector.messages import Failure, Message, Ready
@@ -44,6 +53,7 @@ from memlane.vector.worker_pool import WorkerPool
 
 _CLOSE_SECONDS = 5.0
 """How long ``close`` waits for workers to exit before it kills them."""
+CheckActions = Literal["env", "strict"]
 _SYNONYMS = {"start_method": "context", "num_processes": "num_workers", "n_workers": "num_workers"}
 """Arguments of other libraries' vector environments."""
 
@@ -134,6 +144,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         restart_window: float = 60.0,
         step_timeout: float | None = None,
         pin_workers: bool | None = None,
+        check_actions: CheckActions = "env",
     ) -> None:
         """The first nine arguments are Gymnasium's.
 
@@ -160,9 +171,13 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             step_timeout: Seconds after which a worker that does not answer is killed and counts as dead; None: never.
             pin_workers: Whether each worker is pinned to one core. Default: when there are as many workers as cores;
                 without it the kernel now and then runs two on one core and none on the other.
+            check_actions: Who checks actions: "env", the environments alone, which get them in the form, dtype and
+                precision in which they were given, as with Gymnasium; or "strict": before anything is stepped they are
+                checked against the action space and cast to its dtype, and what does not fit is an error.
         """
         _check_env_fns(env_fns)
         require_choice("on_error", on_error, ("raise", "restart"))
+        require_choice("check_actions", check_actions, ("env", "strict"))
         if context is not None:
             require_choice("context", context, mp.get_all_start_methods(), "None, ")
         if not isinstance(autoreset_mode, AutoresetMode):
@@ -186,6 +201,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self.step_timeout = step_timeout
+        self.check_actions = check_actions
         # A restart ends an episode, and in this mode the end has to show the last observation.
         self._keeps_observations = on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP
         self._unreceived_infos: dict[int, dict[str, Any]] = {}
@@ -220,6 +236,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             self._workers.kill()
             raise
         segment, space = self._steps.segment, self._steps.spec.observation_space
+        writer = self._steps.actions if check_actions == "strict" else self._steps.shared_actions
+        self._try_write_actions: Callable[[Any], bool] = _refuse if writer is None else writer.try_write_all
+        """Writes a batch that has the dtype and shape of the action space."""
         self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
         self._supervisor = Supervisor(
             self._workers,
@@ -312,6 +331,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 capacity,
                 action_capacity,
                 info_spec,
+                self.check_actions == "env" and action_space is not None and has_forms(action_space),
             )
         )
 
@@ -365,24 +385,56 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         supervisor = self._supervisor
         if supervisor.pending_call is not AsyncState.DEFAULT or self.closed or supervisor.broken:
             self._require_idle("step_async")
-        column = self._steps.actions
-        if column is None:
-            singles = list(iterate(self.action_space, actions))
-            self._require_one_each(len(singles))
-            self._observations.end()
-            messages = [("step", singles[envs.start : envs.stop]) for envs in self._workers.ranges]
-            supervisor.send_messages(AsyncState.WAITING_STEP, messages)
-        else:
-            if not column.try_write_all(actions):
-                count, content = column.convert_batch(actions)
-                self._require_one_each(count)
-                column.store_batch(0, content)
+        if self._try_write_actions(actions) or self._write_actions(actions):
             self._observations.end()
             supervisor.step()
+        else:
+            self._send_actions(self._single_actions(actions))
 
-    def _require_one_each(self, actions: int | None) -> None:
-        if actions != self.num_envs:
-            raise ValueError(f"expected actions for {self.num_envs} environments, found {actions}")
+    def _write_actions(self, actions: Any) -> bool:
+        """Write actions that do not have the dtype and shape of the space; False if they have to travel in messages."""
+        require_batch(actions, self.num_envs)
+        column, shared = self._steps.actions, self._steps.shared_actions
+        if self.check_actions == "strict" and column is not None:
+            count, content = column.convert_batch(actions)
+            require_one_each(count, self.num_envs)
+            column.store_batch(0, content)
+            return True
+        if shared is None or (batch := shared.encode(actions)) is None:
+            return False
+        require_one_each(batch[0], self.num_envs)
+        shared.store(None, batch[1])
+        return True
+
+    def _single_actions(self, actions: Any) -> list[Any]:
+        """The action of each environment, as Gymnasium takes it from a batch."""
+        try:
+            return list(iterate(self.action_space, actions))
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            text = f"expected actions in the form of {self.action_space}, found {excerpt(actions)}: {error}"
+            raise type(error)(text) from error
+
+    def _send_actions(self, actions: list[Any]) -> None:
+        """Begin a step with actions that travel in messages."""
+        require_one_each(len(actions), self.num_envs)
+        self._observations.end()
+        messages = [("step", actions[envs.start : envs.stop]) for envs in self._workers.ranges]
+        self._supervisor.send_messages(AsyncState.WAITING_STEP, messages)
+
+    def step_each_async(self, actions: Sequence[Any]) -> None:
+        """Begin a ``step`` with a sequence of actions, one for each environment. It differs from ``step_async`` for
+        Dict and Tuple spaces, where a batch is a dict or tuple of arrays."""
+        self._require_idle("step_each_async")
+        require_batch(actions, self.num_envs)
+        column = self._steps.actions
+        if self.check_actions == "env" or column is None:
+            self._send_actions(list(actions))
+            return
+        require_one_each(len(actions), self.num_envs)
+        for env, content in enumerate([column.convert(action) for action in actions]):
+            column.store(env, content)
+        self._observations.end()
+        self._supervisor.step()
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Wait for a ``step_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending: call ``step_wait``
@@ -429,7 +481,10 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     # ------------------------------------------------------------------------------------------------ send and recv
 
     def send(self, actions: Any, env_ids: Sequence[int] | NDArray[np.integer[Any]] | None = None) -> None:
-        """Begin a step of some environments: ``actions[i]`` is for ``env_ids[i]``. ``recv`` returns the results."""
+        """Begin a step of some environments: ``actions[i]`` is for ``env_ids[i]``. ``recv`` returns the results.
+
+        Actions in a form that shared memory has no room for, such as lists of lists, are checked and cast as with
+        ``check_actions="strict"``."""
         self._require_running()
         if self._supervisor.pending_call not in (AsyncState.DEFAULT, AsyncState.WAITING_RECV):
             self._require_idle("send")
@@ -442,11 +497,18 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         ids = env_ids_of(env_ids, self.num_envs, self._supervisor.sent_envs)
         if not len(ids):
             return
-        count, content = column.convert_batch(actions)
-        if count != len(ids):
-            raise ValueError(f"expected actions for {len(ids)} environments, found {count}")
+        require_batch(actions, len(ids))
+        shared = self._steps.shared_actions
+        batch = None if shared is None else shared.encode(actions)
+        count, content = column.convert_batch(actions) if batch is None else batch
+        require_one_each(count, len(ids))
         self._observations.end()
-        column.store_rows(ids, content)
+        if shared is not None and batch is not None:
+            shared.store(ids, content)
+        else:
+            column.store_rows(ids, content)
+            if shared is not None:
+                shared.mark_own_form(ids)
         self._supervisor.send(ids)
 
     def recv(
@@ -617,7 +679,12 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self._raise_failures([failure for message in messages for failure in message.failures], call)
         packed = [message.infos for message in messages if message.infos] + self._declared_infos()
         results = {worker: messages[-1].result for worker, messages in received.items()}
-        return merge(self.num_envs, packed), results
+        return self._merge_infos(packed), results
+
+    def _merge_infos(self, packed: list[PackedInfos]) -> Any:
+        """The infos as ``step`` and ``reset`` return them; not called if there are none. For adapters to libraries
+        that have another form."""
+        return merge(self.num_envs, packed)
 
     def _store_observations(self, message: Message) -> None:
         for env, observation in message.observations.items():
@@ -740,6 +807,10 @@ def _check_observation_mode(mode: Any) -> None:
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of batch and single observation "
             f"space, actual got {mode}{hint}"
         )
+
+
+def _refuse(actions: Any) -> bool:  # noqa: ARG001
+    return False
 
 
 def _create_asset(name: str, array: NDArray[Any]) -> Segment:

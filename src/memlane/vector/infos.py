@@ -1,8 +1,10 @@
 """Infos: the dicts that environments return beside their observations, as one dict of arrays with masks.
 
 A worker packs the infos of its environments into columns, so that one pickle carries a few arrays instead of a
-hundred dicts; the parent merges the columns of all workers. The result is Gymnasium's, with one exception: the dtype of
-a column holds all its values, where Gymnasium takes the dtype of the first value and turns 1.75 into 1.
+hundred dicts; the parent merges the columns of all workers. A column keeps the types of its values, so that the result
+does not depend on how the environments are distributed. It is Gymnasium's, with one exception: the dtype of an array
+holds all its values, where Gymnasium takes the dtype of the first value and turns 1.75 into 1; and where no dtype does,
+which is an error in Gymnasium, the array has the values as objects.
 """
 
 from __future__ import annotations
@@ -29,16 +31,18 @@ class InfoColumn:
     kind: Kind
     values: Any
     """An array with a row for each of ``envs``, nested columns, or a list."""
+    python: bool = False
+    """Whether the numbers are Python's, and not numpy's."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # numpy's own pickle of an array of 32 numbers takes five times as long as its bytes.
         if self.kind == "numbers" and self.values.dtype.isbuiltin == 1:
-            return _from_bytes, (self.envs, self.values.dtype.str, self.values.tobytes())
+            return _from_bytes, (self.envs, self.values.dtype.char, self.values.tobytes(), self.python)
         return InfoColumn, (self.envs, self.kind, self.values)
 
 
-def _from_bytes(envs: Envs, dtype: str, values: bytes) -> InfoColumn:
-    return InfoColumn(envs, "numbers", np.frombuffer(values, dtype))
+def _from_bytes(envs: Envs, dtype: str, values: bytes, python: bool) -> InfoColumn:
+    return InfoColumn(envs, "numbers", np.frombuffer(values, dtype), python)
 
 
 Envs = list[int] | range
@@ -73,13 +77,13 @@ def pack_floats(infos: list[tuple[int, dict[str, Any]]]) -> tuple[Any, ...] | No
     return None if packed is None or "final_obs" in packed[0] else packed
 
 
-def unpack_floats(keys: tuple[str, ...], dtypes: str, first_env: int, floats: bytes) -> PackedInfos:
+def unpack_floats(keys: tuple[str, ...], types: str, first_env: int, floats: bytes) -> PackedInfos:
     """The columns that ``pack`` makes of the same infos."""
     numbers = np.frombuffer(floats).reshape(len(keys), -1)
     envs = range(first_env, first_env + numbers.shape[1])
     return {
-        key: InfoColumn(envs, "numbers", values.astype(dtype, copy=False))
-        for key, dtype, values in zip(keys, dtypes, numbers, strict=True)
+        key: InfoColumn(envs, "numbers", values.astype("f4") if kind == "f" else values, kind == "p")
+        for key, kind, values in zip(keys, types, numbers, strict=True)
     }
 
 
@@ -95,7 +99,7 @@ def merge(num_envs: int, packed: Sequence[PackedInfos]) -> dict[str, Any]:
     keys = dict.fromkeys(key for columns in packed for key in columns)
     for key in keys:
         columns = [part[key] for part in packed if key in part]
-        infos[key] = _merge_columns(num_envs, columns)
+        infos[key] = _merge_columns(key, num_envs, columns)
         mask = infos[f"_{key}"] = np.zeros(num_envs, np.bool_)
         for column in columns:
             mask[_row_index(column.envs)] = True
@@ -110,34 +114,43 @@ def unpack(packed: PackedInfos) -> dict[int, dict[str, Any]]:
     """The infos that were packed, by environment."""
     infos: dict[int, dict[str, Any]] = {}
     for key, column in packed.items():
-        nested = unpack(column.values) if column.kind == "dicts" else {}
-        values = [nested.get(env, {}) for env in column.envs] if column.kind == "dicts" else column.values
-        for env, value in zip(column.envs, values, strict=True):
+        for env, value in zip(column.envs, _single_values(column), strict=True):
             infos.setdefault(env, {})[key] = value
     return infos
 
 
+def _single_values(column: InfoColumn) -> Any:
+    """The values that were packed, one for each environment."""
+    if column.kind == "dicts":
+        nested = unpack(column.values)
+        return [nested.get(env, {}) for env in column.envs]
+    return column.values.tolist() if column.python else column.values
+
+
 def _pack_column(key: str, envs: Envs, values: list[Any]) -> InfoColumn:
-    types = set(map(type, values))
+    kinds = set(map(type, values))
     if key == "final_obs":  # observations may be of any type; Gymnasium returns them as objects
         return InfoColumn(envs, "objects", values)
-    if all(map(_is_number, types)):
-        with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
-            if (dtype := _common_dtype(types)) is not None:
-                return InfoColumn(envs, "numbers", np.array(values, dtype))
-        return InfoColumn(envs, "objects", values)
-    if all(issubclass(kind, dict) for kind in types):
+    if len(kinds) == 1:
+        (kind,) = kinds
+        if _is_number(kind):
+            with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
+                return InfoColumn(envs, "numbers", np.array(values, kind), kind in (int, float, bool))
+        if kind is np.ndarray and len({(value.shape, value.dtype) for value in values}) == 1:
+            array = np.stack(values)
+            return InfoColumn(envs, "objects", values) if array.dtype.hasobject else InfoColumn(envs, "arrays", array)
+    if all(issubclass(kind, dict) for kind in kinds):
         return InfoColumn(envs, "dicts", pack(zip(envs, values, strict=True)))
-    if types == {np.ndarray} and len({value.shape for value in values}) == 1 and not values[0].dtype.hasobject:
-        return InfoColumn(envs, "arrays", np.stack(values))
     return InfoColumn(envs, "objects", values)
 
 
 def _common_dtype(kinds: Iterable[Any]) -> np.dtype[Any] | None:
-    """The dtype that holds them all; None if integers would become floats, which lose digits."""
+    """The dtype that holds them all. None if there is none, or if integers would become floats, which lose digits."""
     dtypes: set[np.dtype[Any]] = {np.dtype(kind) for kind in kinds}
     if len(dtypes) == 1:
         return dtypes.pop().newbyteorder("=")
+    if any(dtype.kind not in "biufc" for dtype in dtypes):
+        return None
     common = np.result_type(*dtypes)
     return None if common.kind == "f" and all(dtype.kind in "iub" for dtype in dtypes) else common
 
@@ -146,7 +159,7 @@ def _is_number(kind: type) -> bool:
     return kind in (int, float, bool) or issubclass(kind, np.number)
 
 
-def _merge_columns(num_envs: int, columns: list[InfoColumn]) -> Any:
+def _merge_columns(key: str, num_envs: int, columns: list[InfoColumn]) -> Any:
     kinds = {column.kind for column in columns}
     if kinds == {"dicts"}:
         return merge(num_envs, [column.values for column in columns])
@@ -157,8 +170,40 @@ def _merge_columns(num_envs: int, columns: list[InfoColumn]) -> Any:
             for column in columns:
                 array[_row_index(column.envs)] = column.values
             return array
+    values = {env: value for column in columns for env, value in zip(column.envs, _single_values(column), strict=True)}
+    mixed = _merge_mixed(num_envs, dict(sorted(values.items()))) if key != "final_obs" else None
+    if mixed is not None:
+        return mixed
     objects: NDArray[Any] = np.full(num_envs, None, object)
-    for column in columns:
-        for env, info in unpack({"value": column}).items():
-            objects[env] = info["value"]
+    for env, value in values.items():
+        objects[env] = value
     return objects
+
+
+def _merge_mixed(num_envs: int, values: dict[int, Any]) -> Any:
+    """Merge values of several types, by environment in ascending order. None if they have to be objects."""
+    kinds = set(map(type, values.values()))
+    if all(issubclass(kind, dict) for kind in kinds):
+        return merge(num_envs, [pack(values.items())])
+    if type(None) in kinds:
+        # As in Gymnasium, None is NaN if the first environment has made it an array of floats.
+        first = next(iter(values.values()))
+        floats = first.dtype.kind in "fc" if isinstance(first, np.ndarray | np.number) else type(first) is float
+        if not floats:
+            return None
+        kinds.remove(type(None))
+    shapes, dtypes = {()}, kinds
+    if kinds == {np.ndarray}:
+        arrays = [value for value in values.values() if value is not None]
+        shapes, dtypes = {array.shape for array in arrays}, {array.dtype for array in arrays}
+    elif not all(map(_is_number, kinds)):
+        return None
+    if len(shapes) != 1 or (dtype := _common_dtype(dtypes)) is None:
+        return None
+    array = np.zeros((num_envs, *shapes.pop()), dtype)
+    for env, value in values.items():
+        try:
+            array[env] = value
+        except OverflowError:  # an integer of more than 64 bits
+            return None
+    return array

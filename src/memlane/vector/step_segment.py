@@ -13,6 +13,8 @@ are awake there is no system call.
     requested_step[i]    the parent     before ``go`` (``send``): number of the step that environment i is to make
     completed_step[i]    i's worker     after that step
     action.*             the parent     before ``go``
+    action_format.*      the parent     before ``go``: the form of the action; see ``actions``
+    action_other.*       the parent     before ``go``: the action, if it has another form than the space says
     observation.*, rewards, terminated, truncated, info.*, info_present.*     i's worker, before it arrives
 
 The numbers ``COMMAND_*`` and ``PROGRESS_*`` are defined in cpp/python/vector/commands.hpp.
@@ -37,6 +39,7 @@ from memlane.core.layout import FieldSpec
 from memlane.spaces import fields_of
 from memlane.spaces.arrays import ArrayColumn
 from memlane.spaces.registered import RegisteredColumn
+from memlane.vector.actions import SharedActions, form_fields
 from memlane.vector.observations import part_column
 
 _LINE_WORDS = 8
@@ -63,6 +66,8 @@ class StepSegmentSpec:
     """Capacity of Graph and Sequence spaces in actions."""
     info_spec: Mapping[str, FieldSpec] = field(default_factory=dict)
     """Declared infos: key to (dtype, shape)."""
+    any_form: bool = False
+    """Whether actions may have other dtypes and shapes than ``action_space`` says; see ``actions.has_forms``."""
 
     def layout(self) -> Layout:
         """The layout of the segment; the module docstring has the fields."""
@@ -85,6 +90,8 @@ class StepSegmentSpec:
             if space is not None:
                 for name, spec in fields_of(space, n, capacity).items():
                     fields[f"{part}.{name}"] = spec
+        if self.any_form and self.action_space is not None:
+            fields |= form_fields(self.action_space, n)
         for key, (dtype, shape) in self.info_spec.items():
             fields[f"info.{key}"] = (dtype, (n, *(shape if isinstance(shape, tuple) else (shape,))))
             fields[f"info_present.{key}"] = ("bool", n)
@@ -126,6 +133,10 @@ class StepSegment:
         views = segment.views()
         self.observations = part_column("observation", spec.observation_space, views) or spec.registered
         self.actions = part_column("action", spec.action_space, views)
+        self.shared_actions = SharedActions(self.actions, views) if self.actions is not None and spec.any_form else None
+        """The actions in the form in which the caller gave them; None if ``actions`` checks and casts all."""
+        format_field = self.shared_actions and self.shared_actions.format_field
+        self.action_formats = segment.words(format_field) if format_field else None
         self.infos = {
             key: DeclaredInfo(_unbounded_column(key, segment[f"info.{key}"]), segment[f"info_present.{key}"])
             for key in spec.info_spec

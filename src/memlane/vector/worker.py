@@ -35,7 +35,6 @@ from memlane._native import (
 from memlane.core import Peer, Segment
 from memlane.core.children import THREAD_LIMITS
 from memlane.core.liveness import die_with
-from memlane.spaces import Column
 from memlane.vector.channel import Channel
 from memlane.vector.errors import episode_ended
 from memlane.vector.infos import pack, pack_floats
@@ -204,7 +203,8 @@ class Worker:
             steps.quorums,
             steps.requested_step,
             steps.completed_step,
-            *_action_readers(steps.actions, task.envs),
+            *_action_readers(steps, task.envs),
+            steps.action_formats,
             self.envs,
             self.first_env,
             autoreset=self.mode is AutoresetMode.NEXT_STEP,
@@ -461,23 +461,25 @@ class Worker:
         return message
 
 
-def _action_readers(actions: Column | None, envs: range) -> tuple[Callable[[], Actions], Callable[[int], Any]]:
-    """Functions that read the actions of all of these environments, and the action of one of them. They return copies,
-    which environments may keep."""
-    if actions is None:  # actions come in messages, so neither is called
-        return list, int
-    if actions.rows is not None:
-        rows = actions.rows[envs.start : envs.stop]
-        return rows.copy, rows.__getitem__ if rows.ndim == 1 else lambda index: rows[index].copy()
+def _action_readers(
+    steps: StepSegment, envs: range
+) -> tuple[Callable[[], Actions], Callable[[int], Any], Callable[[int, int], Actions]]:
+    """Functions that read the actions of all of these environments, the action of one of them, and those of a range of
+    them in another form than the space's. They return copies, which environments may keep."""
+    if steps.actions is None:  # actions come in messages, so none of these is called
+        return list, int, range
+    read = partial(steps.actions.read, copy=True) if steps.shared_actions is None else steps.shared_actions.read
+    rows = steps.actions.rows
+    if rows is not None:
+        rows = rows[envs.start : envs.stop]
+        one = rows.__getitem__ if rows.ndim == 1 else lambda index: rows[index].copy()
+        return rows.copy, one, lambda begin, end: read(envs.start + begin, envs.start + end)
+    batches = {count: batch_space(steps.actions.space, count) for count in (1, len(envs))}
 
-    def read(begin: int, end: int, space: Space[Any]) -> list[Any]:
-        return list(iterate(space, actions.read(begin, end, copy=True)))
+    def read_each(begin: int, end: int) -> list[Any]:
+        return list(iterate(batches[end - begin], read(envs.start + begin, envs.start + end)))
 
-    batch, single = batch_space(actions.space, len(envs)), batch_space(actions.space, 1)
-    return (
-        partial(read, envs.start, envs.stop, batch),
-        lambda index: read(envs[index], envs[index] + 1, single)[0],
-    )
+    return partial(read_each, 0, len(envs)), lambda index: read_each(index, index + 1)[0], read_each
 
 
 def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:

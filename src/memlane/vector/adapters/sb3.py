@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing as mp
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import Env
+from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 
+from memlane.vector import env_calls
 from memlane.vector.async_vector_env import AsyncVectorEnv
+from memlane.vector.infos import PackedInfos, unpack
 from memlane.vector.messages import pickle_for_worker
 
 
 class SB3VecEnv(VecEnv):
     """A drop-in replacement for ``SubprocVecEnv``: ``SB3VecEnv(env_fns, num_workers=2)``.
 
-    An environment that was restarted ends its episode as truncated; its info has ``restarted`` with the cause."""
+    Actions, rewards and infos are those of ``SubprocVecEnv``: actions of Dict and Tuple spaces are a list with one for
+    each environment, rewards are not cut to float32 (as ``DummyVecEnv`` does), and the values of infos have the types
+    that the environments gave them. ``set_attr`` differs: it sets the attribute where ``get_attr`` finds it, not on the
+    outermost wrapper. An environment that was restarted ends its episode as truncated; its info has ``restarted`` with
+    the cause."""
 
-    def __init__(self, env_fns: Sequence[Callable[[], Env[Any, Any]]], **kwargs: Any) -> None:
-        """``kwargs`` are arguments of ``AsyncVectorEnv``, except ``autoreset_mode``: SB3 expects SAME_STEP."""
-        self.envs = AsyncVectorEnv(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+    def __init__(
+        self, env_fns: Sequence[Callable[[], Env[Any, Any]]], start_method: str | None = None, **kwargs: Any
+    ) -> None:
+        """``start_method`` is "forkserver" (default), "fork" or "spawn". ``kwargs`` are arguments of
+        ``AsyncVectorEnv``, except ``autoreset_mode``: SB3 expects SAME_STEP."""
+        if start_method is not None:
+            if "context" in kwargs:
+                raise TypeError(
+                    f"start_method and context are the same argument, found {start_method!r} and "
+                    f"{kwargs['context']!r}; pass one of them"
+                )
+            try:
+                mp.get_context(start_method)
+            except ValueError as error:
+                methods = ", ".join(map(repr, mp.get_all_start_methods()))
+                raise ValueError(f"{error}; start_method must be None or one of {methods}") from None
+            kwargs["context"] = start_method
+        self.envs = _SB3Envs(env_fns, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
         self.render_mode = self.envs.render_mode
         self.waiting = False
         super().__init__(len(env_fns), self.envs.single_observation_space, self.envs.single_action_space)
 
+    @property
+    def closed(self) -> bool:
+        return self.envs.closed
+
     def reset(self) -> Any:
         seeds = [None if seed is None else int(seed) for seed in self._seeds]
         observations: Any = None
+        infos: Any
         for options, envs in self._by_options():
             # A masked reset leaves the other observations as they are, so the last batch has the new ones of all.
             observations, infos = self.envs.reset(seed=seeds, options=self._masked(options, envs))
-            env_infos = self._split_infos(infos)
             for env in envs:
-                self.reset_infos[env] = env_infos[env]
+                self.reset_infos[env] = infos[env] if infos else {}
         self._reset_seeds()
         self._reset_options()
         return observations
@@ -59,13 +87,19 @@ class SB3VecEnv(VecEnv):
         mask[envs] = True
         return {**options, "reset_mask": mask}
 
-    def step_async(self, actions: NDArray[Any]) -> None:
-        self.envs.step_async(actions)
+    def step_async(self, actions: Any) -> None:
+        if isinstance(self.action_space, Dict | Tuple) and not isinstance(actions, Mapping):
+            self.envs.step_each_async(actions)
+        else:
+            self.envs.step_async(actions)
+        self.waiting = True
 
-    def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+    def step_wait(self) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], list[dict[str, Any]]]:
+        infos: Any
         observations, rewards, terminated, truncated, infos = self.envs.step_wait()
+        self.waiting = False
         dones = terminated | truncated
-        env_infos = self._split_infos(infos)
+        env_infos: list[dict[str, Any]] = infos or [{} for _ in range(self.num_envs)]
         for env in np.flatnonzero(dones):
             final = dict(env_infos[env].pop("final_info", {}))
             self.reset_infos[env] = {key: value for key, value in env_infos[env].items() if key != "final_obs"}
@@ -76,56 +110,49 @@ class SB3VecEnv(VecEnv):
             env_infos[env] = final
         for env in np.flatnonzero(~dones):
             env_infos[env]["TimeLimit.truncated"] = False
-        return observations, rewards.astype(np.float32), dones, env_infos
-
-    def _split_infos(self, infos: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split the infos of a batch into one dict for each environment, as SB3 expects."""
-        env_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for key, values in infos.items():
-            mask = infos.get(f"_{key}")
-            if mask is None:
-                continue
-            nested = self._split_infos(values) if isinstance(values, dict) else values
-            for env in np.flatnonzero(mask):
-                value = nested[env]
-                env_infos[env][key] = value.item() if isinstance(value, np.generic) else value
-        return env_infos
+        return observations, rewards, dones, env_infos
 
     def close(self) -> None:
+        self.waiting = False
         self.envs.close()
 
+    def has_attr(self, attr_name: str) -> bool:
+        return all(self._apply(partial(env_calls.has_attr, attr_name)))
+
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        values = self.envs.get_attr(attr_name)
-        return [values[env] for env in self._get_indices(indices)]
+        return self._apply(partial(env_calls.get_attr, attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        self.envs.apply(partial(_set_attr, attr_name, value), list(self._get_indices(indices)))
+        self._apply(partial(env_calls.set_attr, attr_name, value), indices)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        call = partial(_call_method, method_name, args, kwargs)
-        return list(self.envs.apply(call, list(self._get_indices(indices))))
+        return self._apply(partial(env_calls.call_method, method_name, args, kwargs), indices)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        return list(self.envs.apply(partial(_is_wrapped, wrapper_class), list(self._get_indices(indices))))
+        return self._apply(partial(env_calls.is_wrapped, wrapper_class), indices)
+
+    def _apply(self, function: Callable[[Any], Any], indices: Any = None) -> list[Any]:
+        """Call ``function`` with each of these environments. Negative indices count from the end, as in a list."""
+        env_ids = [env + self.num_envs if -self.num_envs <= env < 0 else env for env in self._get_indices(indices)]
+        return list(self.envs.apply(function, env_ids))
 
     def get_images(self) -> Sequence[Any]:
+        if self.render_mode != "rgb_array":
+            warnings.warn(
+                f"get_images needs environments with render_mode='rgb_array', found {self.render_mode!r}; it returns "
+                "None for each",
+                stacklevel=2,
+            )
+            return [None] * self.num_envs
         return self.envs.render() or ()
 
 
-# These functions run in the workers, where the environments are.
+class _SB3Envs(AsyncVectorEnv):
+    """Returns infos as SB3 has them: a list with one dict for each environment, or an empty dict if there are none."""
 
-
-def _set_attr(name: str, value: Any, env: Env[Any, Any]) -> None:
-    env.set_wrapper_attr(name, value)
-
-
-def _call_method(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], env: Env[Any, Any]) -> Any:
-    return env.get_wrapper_attr(name)(*args, **kwargs)
-
-
-def _is_wrapped(wrapper_class: type[Any], env: Any) -> bool:
-    while env is not None:
-        if isinstance(env, wrapper_class):
-            return True
-        env = getattr(env, "env", None)
-    return False
+    def _merge_infos(self, packed: list[PackedInfos]) -> list[dict[str, Any]]:
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for columns in packed:
+            for env, info in unpack(columns).items():
+                infos[env].update(info)
+        return infos
