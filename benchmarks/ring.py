@@ -295,7 +295,7 @@ def memlane_in_place() -> tuple[Callable[[], Send], Callable[[], object]]:
 def memcpy(count: int) -> list[float]:
     """The limit: numpy's copy of the same bytes into as many buffers in turn, in one process."""
     ring = Ring({"payload": ("uint8", LARGE_BYTES)}, num_slots=4, overflow="block")
-    buffers = [np.ndarray(LARGE_BYTES, np.uint8, *window) for window in ring._windows]
+    buffers = [np.ndarray(LARGE_BYTES, np.uint8, *ring.window(slot)) for slot in range(4)]
     array = np.zeros(LARGE_BYTES, np.uint8)
     ends = []
     for number in range(count + 5):

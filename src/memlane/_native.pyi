@@ -1,12 +1,15 @@
 """memlane's native core. Private: use memlane.core."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from collections.abc import Mapping as Mapping_
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
+
+from memlane.core.layout import Layout
+from memlane.core.segment import Segment
 
 SIGNAL_BYTES: int
 SIGNAL_OFFSETS: tuple[int, int]
@@ -44,6 +47,50 @@ class Mapping(Buffer):
         """Refuse new operations. The memory is unmapped when the last object that uses it is gone."""
     def retire(self) -> None:
         """Close, and replace the shared pages by private ones with every bit set: stale views read NaN and -1."""
+
+class Lease(Mapping_[str, NDArray[Any]]):
+    """Temporary zero-copy access to fields in a segment: a mapping from field name to array, until ``release``."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        layout: Layout | None = None,
+        offset: int = 0,
+        *,
+        writeable: bool = True,
+        on_release: Callable[[], object] | None = None,
+        debug: bool | None = None,
+        label: str | None = None,
+    ) -> None: ...
+    @property
+    def layout(self) -> Layout:
+        """The fields of the lease."""
+    @property
+    def label(self) -> str:
+        """The name of the lease in messages."""
+    @property
+    def released(self) -> bool:
+        """Whether the lease has ended."""
+    def release(self) -> None:
+        """End the lease. Calling it again has no effect."""
+    def views_in_use(self) -> list[str]:
+        """The names of the arrays from this lease that are still referenced, directly or through a slice or tensor.
+        In debug mode, each with the line that took it."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def __getitem__(self, name: str) -> NDArray[Any]: ...
+    def __contains__(self, key: object) -> bool: ...
+    def get(self, key: str, default: Any = None) -> Any:
+        """The field as an array; `default` if there is no such field."""
+    def keys(self) -> KeysView[str]:
+        """The names of the fields."""
+    def values(self) -> ValuesView[NDArray[Any]]:
+        """The fields as arrays."""
+    def items(self) -> ItemsView[str, NDArray[Any]]:
+        """The names of the fields, with their arrays."""
+    def __iter__(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+    def __repr__(self) -> str: ...
 
 class Signal:
     """An atomic counter in a segment that one side advances and others wait for.
@@ -156,17 +203,19 @@ class Ring:
         unread_limit: int,
         block: bool,
         label: str,
+        layout: Layout,
+        watch: Callable[[int, bool, str], object] | None,
     ) -> None: ...
     @property
     def label(self) -> str: ...
-    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
-        """Wait for a slot to write and return its index."""
+    def claim(self, writer: int, timeout: float | None, peers: Iterable[_Watchable]) -> WriteSlot:
+        """Wait for a slot to write and lease it."""
     def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None:
         """Make a claimed slot ready for readers."""
     def abandon(self, slot: int) -> None:
         """Give a claimed slot back without committing it."""
-    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
-        """Wait for the oldest unread slot and return its index."""
+    def take(self, timeout: float | None, peers: Iterable[_Watchable]) -> ReadSlot:
+        """Wait for the oldest unread slot and lease it."""
     def release(self, slot: int) -> None:
         """Free a slot that was taken."""
     def put(
@@ -188,12 +237,52 @@ class Ring:
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
         """Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`."""
-    def head(self, slot: int) -> SlotHead: ...
     def unread(self) -> int:
         """Return the number of unread slots."""
     def reap(self) -> int:
         """Reclaim the slots that dead processes hold and return their number."""
     def counters(self) -> dict[str, int]: ...
+
+class SlotLease(Lease):
+    """A slot of a ring that this process may use until `release`."""
+
+    def __init__(self) -> None: ...
+    @property
+    def index(self) -> int:
+        """Number of the slot in the ring, from 0."""
+
+class WriteSlot(SlotLease):
+    """A claimed slot: a mapping of field names to writeable arrays.
+
+    ``commit`` hands it to the readers. A release without commit, as by an exception in a ``with`` block, abandons it.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def writer(self) -> int:
+        """Number that the writer was created with."""
+    def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
+        """Hand the slot to the readers. Arrays taken from it must not be used afterwards."""
+
+class ReadSlot(SlotLease):
+    """A taken slot: a mapping of field names to read-only arrays, valid until ``release``."""
+
+    def __init__(self) -> None: ...
+    @property
+    def head(self) -> SlotHead:
+        """The metadata of the slot."""
+    @property
+    def sequence(self) -> int:
+        """Number of this commit in the ring, counted from 1."""
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that produced the content, as the writer gave it."""
+    @property
+    def writer(self) -> int:
+        """Number of the writer."""
+    @property
+    def rows(self) -> int:
+        """Number of valid rows, as the writer gave it."""
 
 class TensorParts:
     """The addresses of some tensors and their offsets in a block."""

@@ -268,10 +268,41 @@ def test_a_critic_that_does_not_fit_is_refused_before_anything_is_written(
     assert contents(critical.replay) == before
 
 
-def test_more_rows_than_it_holds_are_refused_at_once(buffer: ReplayBuffer) -> None:
-    with pytest.raises(ValueError, match=re.escape("11 rows (final observations included) are more than the 10")):
-        buffer.add(**rows(*range(11)))
+@pytest.mark.parametrize("count", [11, 19, 20, 21, 57])
+def test_of_more_rows_than_it_holds_the_newest_stay(buffer: ReplayBuffer, count: int) -> None:
+    buffer.add(**rows(100, 101, 102))
+    buffer.add(**rows(*range(count)))
+    assert (buffer.ptr[0], buffer.size[0]) == (3 + count, 10)
+    assert sorted(stored(buffer)) == list(range(count - 10, count))
+
+
+def test_of_more_rows_than_it_holds_the_terminal_observations_stay_with_their_rows(buffer: ReplayBuffer) -> None:
+    mask = np.arange(25) % 2 == 0
+    buffer.add(**rows(*range(25)), terminal_mask=mask, terminal_next_obs=np.full((25, 3), 7.0))
+    found = {number: row["next_obs"][0] for number, row in stored(buffer).items()}
+    assert found == {number: 7.0 if number % 2 == 0 else number + 0.5 for number in range(15, 25)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": [0.0] * 24 + [1e39]}, "rows['rewards'] must fit into float32, found 1e+39"),
+        ({"rewards": [0.0] * 24}, "rows['rewards'] must have 25 rows, found 24"),
+        ({"obs": np.zeros((25, 4))}, "rows['obs'] must have shape [rows, 3] or [3]"),
+    ],
+)
+def test_more_rows_than_it_holds_are_all_checked_before_one_is_written(
+    buffer: ReplayBuffer, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        buffer.add(**rows(*range(25)) | change)
     assert (buffer.ptr[0], buffer.size[0]) == (0, 0)
+
+
+def test_a_single_transition_wider_than_the_capacity_is_one_row() -> None:
+    with ReplayBuffer(2, 3, 2, "cpu", seed=1) as buffer:
+        buffer.add(np.ones(3), np.ones(2), 1.0, np.ones(3), 0.0, 0.0)
+        assert (buffer.ptr[0], buffer.size[0]) == (1, 1)
 
 
 # -------------------------------------------------------------------------------------------------------------- samples

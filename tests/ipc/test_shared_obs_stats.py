@@ -38,9 +38,35 @@ def test_what_was_put_last_is_what_is_got(stats: SharedObsNormStats) -> None:
     assert (mean.tolist(), std.tolist()) == ([4, 4, 4], [1, 1, 1])
 
 
-def test_the_latest_can_be_got_again(stats: SharedObsNormStats) -> None:
+def test_get_is_none_until_something_new_is_put(stats: SharedObsNormStats) -> None:
+    found = []
+    for number in range(3):
+        stats.put((number,))
+        found.append([stats.get(), stats.get(), stats.get()])
+    assert found == [[(0,), None, None], [(1,), None, None], [(2,), None, None]]
+
+
+def test_the_same_value_put_again_is_new(stats: SharedObsNormStats) -> None:
+    stats.put((1,))
+    stats.get()
+    stats.put((1,))
+    assert stats.get() == (1,)
+
+
+def test_latest_gives_the_value_again_and_leaves_get_alone(stats: SharedObsNormStats) -> None:
+    assert stats.latest() is None
     stats.put((np.arange(3),))
-    assert [stats.get()[0].tolist() for _ in range(3)] == [[0, 1, 2]] * 3  # type: ignore[index]
+    assert [stats.latest()[0].tolist() for _ in range(2)] == [[0, 1, 2]] * 2  # type: ignore[index]
+    assert stats.get()[0].tolist() == [0, 1, 2]  # type: ignore[index]
+    assert (stats.get(), stats.latest()[0].tolist()) == (None, [0, 1, 2])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_one_process_got_is_new_to_another(stats: SharedObsNormStats, method: str) -> None:
+    stats.put((5,))
+    assert stats.get() == (5,)
+    assert ask(lane_support.get_stats_twice, stats, method=method) == [(5,), None]
+    assert stats.get() is None
 
 
 def test_a_thousand_puts_without_a_reader_do_not_block(stats: SharedObsNormStats) -> None:
@@ -61,7 +87,7 @@ def test_what_is_got_is_the_callers_own(stats: SharedObsNormStats) -> None:
     stats.put((np.zeros(3),))
     (first,) = stats.get()  # type: ignore[misc]
     first[:] = 9
-    (second,) = stats.get()  # type: ignore[misc]
+    (second,) = stats.latest()  # type: ignore[misc]
     stats.put((np.ones(3),))
     assert (first.tolist(), second.tolist()) == ([9, 9, 9], [0, 0, 0])
 
@@ -222,6 +248,7 @@ def test_a_capacity_below_one_is_refused() -> None:
 USES: dict[str, Callable[[SharedObsNormStats], object]] = {
     "put": lambda stats: stats.put((np.zeros(1),)),
     "get": lambda stats: stats.get(),
+    "latest": lambda stats: stats.latest(),
     "pickle": pickle.dumps,
 }
 

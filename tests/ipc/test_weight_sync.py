@@ -82,11 +82,23 @@ def test_shapes_alone_mean_float32() -> None:
         assert sync.weights.layout == Layout({"a": ("float32", (2, 3)), "b": ("float32", ())})
 
 
-def test_from_state_dict_takes_names_shapes_and_dtypes_and_writes_nothing() -> None:
+def test_from_state_dict_takes_names_shapes_and_dtypes_and_writes_the_values_as_version_1() -> None:
     given = {"w": np.ones((2, 3)), "n": np.array(4)}
     with SharedWeightSync.from_state_dict(given) as sync:
         assert sync.weights.layout == layout_of(given)
-        assert sync.version == 0
+        assert sync.version == 1
+        out = {"w": np.zeros((2, 3)), "n": np.array(0)}
+        assert sync.read_weights_into(out) == 1
+        assert (out["w"].tolist(), int(out["n"])) == ([[1, 1, 1], [1, 1, 1]], 4)
+
+
+def test_from_state_dict_that_attaches_writes_nothing() -> None:
+    with (
+        SharedWeightSync.from_state_dict(state(3)) as sync,
+        SharedWeightSync.from_state_dict(state(9), create=False, shm_name=sync.name) as other,
+    ):
+        out = state(0)
+        assert (other.read_weights_into(out), value_of(out)) == (1, 3)
 
 
 def test_from_state_dict_hands_its_keywords_on() -> None:
@@ -96,7 +108,7 @@ def test_from_state_dict_hands_its_keywords_on() -> None:
         SharedWeightSync.from_state_dict(state(0), shm_name=name, create=False) as other,
     ):
         sync.write_weights(state(3))
-        assert (sync.name, other.name, other.version) == (name, name, 1)
+        assert (sync.name, other.name, other.version) == (name, name, 2)
 
 
 def test_wait_for_ends_with_the_version_or_the_timeout(sync: SharedWeightSync) -> None:
@@ -162,7 +174,7 @@ def test_attaching_by_name_works_with_and_without_shapes(sync: SharedWeightSync,
 
 def test_an_attached_object_that_has_no_lock_never_reads_torn_weights() -> None:
     """The reference's attachers did. Here a reader that was given nothing but the name is as good as any."""
-    given = {"a": np.zeros(20_000, np.float32), "b": np.zeros(20_000, np.float32)}
+    given = {"a": np.ones(20_000, np.float32), "b": np.ones(20_000, np.float32)}
     with (
         SharedWeightSync.from_state_dict(given) as sync,
         SharedWeightSync(create=False, shm_name=sync.name) as other,
@@ -170,7 +182,7 @@ def test_an_attached_object_that_has_no_lock_never_reads_torn_weights() -> None:
         stop = threading.Event()
 
         def publish() -> None:
-            value = 0
+            value = 1
             while not stop.is_set():
                 value += 1
                 given["a"][:] = given["b"][:] = value
@@ -178,7 +190,7 @@ def test_an_attached_object_that_has_no_lock_never_reads_torn_weights() -> None:
 
         thread = threading.Thread(target=publish)
         thread.start()
-        other.wait_for(1, PATIENCE)
+        other.wait_for(2, PATIENCE)
         out = {name: np.zeros_like(array) for name, array in given.items()}
         torn = 0
         for _ in range(500):
@@ -214,7 +226,6 @@ def test_plain_shapes_say_nothing_of_dtypes_and_order() -> None:
         SharedWeightSync.from_state_dict(given) as sync,
         SharedWeightSync({"b": [3], "w": (2, 3)}, create=False, shm_name=sync.name) as other,
     ):
-        sync.write_weights(given)
         out = {name: np.zeros_like(array) for name, array in given.items()}
         assert (other.read_weights_into(out), value_of(out)) == (1, 7)
 
@@ -257,7 +268,6 @@ def test_numpy_state_dicts_need_no_torch() -> None:
         from memlane.ipc import SharedWeightSync
         given = {"w": np.arange(6.0), "n": np.array(3), "flag": np.array([True]), "none": np.zeros((0, 4), np.float16)}
         with SharedWeightSync.from_state_dict(given) as sync:
-            sync.write_weights(given)
             out = {name: np.zeros_like(array) for name, array in given.items()}
             with SharedWeightSync(create=False, shm_name=sync.name) as other:
                 print(other.read_weights_into(out), out["w"].sum(), out["n"], out["flag"], "torch" in sys.modules)
@@ -285,7 +295,6 @@ def test_tensors_of_any_dtype_and_shape_arrive_bit_for_bit(torch: Any, dtype: st
     raw = torch.randint(0, 2 if dtype == "bool" else 256, (count,), dtype=torch.uint8)
     given = {"x": raw.view(kind).reshape(shape)}
     with SharedWeightSync.from_state_dict(given) as sync:
-        sync.write_weights(given)
         out = {"x": torch.zeros(shape, dtype=kind)}
         assert sync.read_weights_into(out) == 1
     assert bits(torch, out["x"]) == bits(torch, given["x"])
@@ -364,7 +373,6 @@ def test_names_shapes_and_dtypes_are_checked_on_both_sides(
     torch: Any, wrong: Callable[[Any], dict[str, Any]], error: type[Exception], words: str
 ) -> None:
     with SharedWeightSync.from_state_dict({"x": torch.zeros(3)}) as sync:
-        sync.write_weights({"x": torch.ones(3)})
         with pytest.raises(error, match=re.escape(words)):
             sync.write_weights(wrong(torch))
         with pytest.raises(error, match=re.escape(words)):
@@ -388,7 +396,6 @@ def test_a_module_with_buffers_and_tied_parameters_arrives_whole(torch: Any) -> 
     learner, collector = policy(torch), policy(torch)
     learner(torch.randn(16, 4))  # moves the statistics of the BatchNorm
     with SharedWeightSync.from_state_dict(learner.state_dict()) as sync:
-        sync.write_weights(learner.state_dict())
         assert sync.read_weights_into(collector.state_dict()) == 1
     found, expected = collector.state_dict(), learner.state_dict()
     assert found["1.num_batches_tracked"] == 1
@@ -401,7 +408,7 @@ def test_a_module_follows_a_learner_over_many_versions(torch: Any) -> None:
     batch = torch.randn(5, 4)
     kept = collector.state_dict()
     with SharedWeightSync.from_state_dict(learner.state_dict()) as sync, torch.no_grad():
-        for version in range(1, 6):
+        for version in range(2, 7):
             for parameter in learner.parameters():
                 parameter.add_(0.1)
             sync.write_weights(learner.state_dict())

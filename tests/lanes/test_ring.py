@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from memlane import _native
 from memlane.core import (
     SIGNAL,
     Layout,
+    Lease,
     MemlaneError,
     Peer,
     PeerDied,
@@ -31,7 +32,7 @@ from memlane.core import (
     WaitTimeout,
     fresh_name,
 )
-from memlane.ipc import Ring, SlotHead, Weights
+from memlane.ipc import ReadSlot, Ring, SlotHead, Weights, WriteSlot
 from tests.support import lanes as lane_support
 from tests.support.lanes import timed_out
 from tests.support.payloads import CHECKED, Payload, fill, whole
@@ -549,6 +550,86 @@ def test_a_field_of_a_slot_cannot_be_taken_after_its_end(ring: Ring, role: str) 
     slot.release()
     with pytest.raises(StaleView, match=r"the lease of slot \d of the ring of .* has ended"):
         slot["x"]
+
+
+def lend(ring: Ring, role: str, slot: int = 0) -> WriteSlot | ReadSlot:
+    """Return the next lease of this slot; leases of other slots end at once."""
+    while True:
+        lease: WriteSlot | ReadSlot
+        if role == "claim":
+            lease = ring.writer().claim()
+        else:
+            write(ring, 1)
+            lease = ring.reader().take(timeout=1)
+        if lease.index == slot:
+            return lease
+        lease.commit() if isinstance(lease, WriteSlot) else lease.release()
+        if role == "claim":
+            ring.reader().take(timeout=1).release()
+
+
+@pytest.mark.parametrize("role", ["claim", "take"])
+def test_an_array_that_outlives_its_lease_is_not_lent_again(ring: Ring, role: str) -> None:
+    first = lend(ring, role)
+    held = first["x"]
+    first.release()
+    second = lend(ring, role)
+    assert second["x"] is not held
+    assert (first.views_in_use(), second.views_in_use()) == (["x"], [])
+    kept = second["x"][1:]
+    del held
+    assert (first.views_in_use(), second.views_in_use()) == ([], ["x"])
+    del kept
+    assert second.views_in_use() == []
+    second.release()
+
+
+@pytest.mark.parametrize("role", ["claim", "take"])
+@pytest.mark.parametrize("change", ["shape", "dtype", "flags"])
+def test_an_array_that_was_changed_in_place_is_not_lent_again(ring: Ring, role: str, change: str) -> None:
+    first = lend(ring, role)
+    before = first["x"].shape, first["x"].dtype, first["x"].flags.writeable
+    match change:
+        case "shape":
+            first["x"].shape = (*before[0], 1)
+        case "dtype":
+            first["x"].dtype = np.dtype("uint8")
+        case "flags":
+            first["x"].setflags(write=False)
+    first.release()
+    second = lend(ring, role)
+    assert (second["x"].shape, second["x"].dtype, second["x"].flags.writeable) == before
+    second.release()
+
+
+@pytest.mark.parametrize("role", ["claim", "take"])
+def test_a_lease_that_was_forgotten_leaves_its_arrays_to_who_holds_them(ring: Ring, role: str) -> None:
+    first = lend(ring, role)
+    held, index = first["x"], first.index
+    del first
+    if role == "claim":
+        ring.native.abandon(index)
+    else:
+        ring.native.release(index)
+    second = lend(ring, role)
+    assert (second["x"] is not held, second.views_in_use()) == (True, [])
+    second.release()
+
+
+def test_slots_are_leases_and_mappings(ring: Ring) -> None:
+    with ring.writer().claim() as slot:
+        assert isinstance(slot, Lease)
+        assert isinstance(slot, Mapping)
+        assert (list(slot), len(slot), "x" in slot, "y" in slot, slot.get("y", 5)) == (["x"], 1, True, False, 5)
+        match slot:
+            case {"x": array}:
+                assert array is slot["x"]
+        del array
+        slot["x"][:] = 4
+        slot.commit()
+    with ring.reader().take(timeout=1) as slot:
+        assert [(name, int(array[0])) for name, array in slot.items()] == [("x", 4)]
+        assert [int(array[0]) for array in slot.values()] == [4]
 
 
 def test_in_debug_mode_a_view_that_outlives_its_slot_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -588,6 +588,16 @@ def test_only_the_size_of_an_error_counts_and_none_is_too_small_to_be_drawn(weig
     assert fits(np.bincount(weighted.sampler(seed=0).sample(2000)["x"], minlength=3)[1:3], np.ones(2))
 
 
+def test_a_row_with_error_0_is_drawn_like_one_with_an_error_of_a_millionth() -> None:
+    """With alpha 0.1, a millionth is a quarter: an error of 0 that meant priority 0 would show."""
+    with Replay({"x": ("int64", ())}, 8, alpha=0.1) as replay:
+        replay.writer().add({"x": np.arange(8)})
+        errors = np.array([0.0, -0.0, 0.0, 0.0, 1.0, -1.0, 1.0, 1.0])
+        assert replay.update_priorities(np.arange(1, 9), errors) == 8
+        counts = np.bincount(replay.sampler(seed=4).sample(8000)["x"], minlength=8)
+        assert fits(counts, (np.abs(errors) + 1e-6) ** 0.1)
+
+
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 def test_weights_are_the_importance_to_the_power_of_beta(weighted: Replay, beta: float) -> None:
     weighted.update_priorities(np.arange(1, 9), np.arange(1.0, 9.0))

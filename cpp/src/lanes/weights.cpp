@@ -1,12 +1,19 @@
 #include "lanes/weights.hpp"
 
 #include <array>
-#include <limits>
 
 #include "os/process.hpp"
 #include "sync/copy.hpp"
 
 namespace memlane {
+
+namespace {
+
+// Publications for which writers use all buffers in turn after they overtook a reader. So a reader beside a writer that
+// never pauses copies once more in at most one of so many publications.
+constexpr std::int64_t rotated_versions = 256;
+
+} // namespace
 
 Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes)
     : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count), stride_bytes_(stride_bytes) {}
@@ -24,24 +31,26 @@ bool Weights::can_be_claimed(int index, std::int64_t state) const {
 int Weights::claim(std::int64_t process) {
     for (;;) {
         const std::int64_t latest = see(control_->latest.value);
+        const bool rotate = version_of(latest) < control_->rotate_until.load(std::memory_order_relaxed);
         std::array<std::int64_t, max_buffers> states;
-        int oldest = -1;
-        std::int64_t age = std::numeric_limits<std::int64_t>::max();
+        int chosen = -1;
+        std::int64_t chosen_version = 0;
         for (int index = 0; index < count_; ++index) {
             const std::int64_t state = states[static_cast<std::size_t>(index)] = see(control_->state[index]);
             if (!can_be_claimed(index, state))
                 continue;
-            const std::int64_t version = state < 0 ? -state : 0; // the oldest version has the fewest readers left
-            if (version < age) {
-                age = version;
-                oldest = index;
+            const std::int64_t version = state < 0 ? -state : 0;
+            // The oldest version has the fewest readers left; the newest is still in the cache.
+            if (chosen < 0 || (rotate ? version < chosen_version : version > chosen_version)) {
+                chosen = index;
+                chosen_version = version;
             }
         }
         // PAIR claim/unchanged, partner: Weights::read. The claim comes before the stores that overwrite the buffer:
         // otherwise a reader could accept a copy that has some of them.
-        if (oldest >= 0) {
-            if (publish_if(control_->state[oldest], states[static_cast<std::size_t>(oldest)], process))
-                return oldest;
+        if (chosen >= 0) {
+            if (publish_if(control_->state[chosen], states[static_cast<std::size_t>(chosen)], process))
+                return chosen;
             continue;
         }
         // Buffers that are released and claimed during the search can each seem claimed in turn. Only if no word
@@ -89,6 +98,8 @@ std::int64_t Weights::read(std::span<const Part> parts) {
         if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
             return version_of(latest);
         control_->retries.fetch_add(1, std::memory_order_relaxed);
+        // A hint: a writer that sees it late only overtakes this reader once more.
+        control_->rotate_until.store(version_of(see(control_->latest.value)) + rotated_versions, std::memory_order_relaxed);
     }
 }
 

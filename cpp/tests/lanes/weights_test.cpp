@@ -72,8 +72,10 @@ template <int buffers> struct Memory {
         return {version, stamp_of(block)};
     }
     int latest_buffer() const { return buffer_of(see(control.latest.value)); }
-    void wipe() {
+    void wipe(std::int64_t rotate_until = 0) {
         control.latest.value = 0;
+        control.retries = 0;
+        control.rotate_until = rotate_until;
         for (Word &state : control.state)
             state = 0;
         for (Block &block : buffer)
@@ -133,15 +135,32 @@ TEST("the latest buffer is never the one that is written next") {
     }
 }
 
-TEST("with one writer and n buffers a version is not overwritten by the next n - 1 publications") {
+TEST("with one writer two buffers are used in turn while no reader is overtaken") {
     Memory<4> memory{};
-    std::vector<int> used;
     for (int i = 0; i < 20; ++i) {
+        memory.publish(i);
+        CHECK_EQ(memory.latest_buffer(), i % 2);
+    }
+}
+
+TEST("after a reader was overtaken a version is not overwritten by the next n - 1 publications") {
+    Memory<4> memory{};
+    memory.publish(0);
+    memory.publish(1);
+    memory.control.rotate_until = 20;
+    std::vector<int> used;
+    for (int i = 2; i < 20; ++i) {
         memory.publish(i);
         used.push_back(memory.latest_buffer());
         for (std::size_t back = 1; back < 4 && back < used.size(); ++back)
             CHECK(used[used.size() - 1 - back] != used.back());
     }
+    for (int i = 20; i < 30; ++i) // from that version on the two that were used last
+        memory.publish(i);
+    const int before = memory.latest_buffer();
+    memory.publish(30);
+    memory.publish(31);
+    CHECK_EQ(memory.latest_buffer(), before);
 }
 
 TEST("a publication fails if live writers fill every buffer but the latest, and readers are not affected") {
@@ -296,11 +315,12 @@ TEST("a reader stopped at any instruction reads one untorn version whatever is p
     Shared<Block> block;
     const std::int64_t me = this_process();
     const auto parts = parts_of(*block);
-    for (std::int64_t publications = 2; publications <= 3;
-         ++publications) // the last of three overwrites the reader's buffer
+    std::int64_t overtaken = 0;
+    // The last publication overwrites the reader's buffer: the second, or the third after a reader was overtaken.
+    for (std::int64_t publications = 1; publications <= 3; ++publications)
         at_every_instruction(
             [&] {
-                memory->wipe();
+                memory->wipe(publications == 3 ? 100 : 0);
                 memory->publish(1, me);
                 *version = 0;
             },
@@ -311,7 +331,11 @@ TEST("a reader stopped at any instruction reads one untorn version whatever is p
                 CHECK_EQ(reader.finish(), 0);
                 CHECK(see(*version) >= 1 && see(*version) <= 1 + publications);
                 CHECK_EQ(stamp_of(*block), see(*version));
+                // A reader that was overtaken asks writers to use all buffers in turn.
+                CHECK_EQ(memory->control.rotate_until.load() > 100, memory->control.retries.load() > 0);
+                overtaken += memory->control.retries.load();
             });
+    CHECK(overtaken > 0);
 }
 
 #endif

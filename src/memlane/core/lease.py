@@ -8,6 +8,16 @@ the same memory, and when the lease ends
 - using such an array raises ``StaleView``,
 - and its memory is replaced by poison (NaN or -1): code that bypasses numpy's methods, such as torch or C, cannot read
   data of the slot's next use, or write into it.
+
+The class itself is native (``cpp/python/lease.hpp``): a lease of a ring's slot takes less than a microsecond.
+
+    >>> from memlane.core import Lease, Segment
+    >>> with Segment.create({"obs": ("float32", 4)}) as segment:
+    ...     with Lease(segment) as lease:
+    ...         lease["obs"][:] = 1
+    ...         total = float(lease["obs"].sum())
+    ...     total, lease.released
+    (4.0, True)
 """
 
 from __future__ import annotations
@@ -16,17 +26,18 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core.errors import SegmentClosed, StaleView, StaleViewWarning
+from memlane._native import Lease as Lease
+from memlane.core.errors import StaleView, StaleViewWarning
 from memlane.core.layout import Layout
-from memlane.core.segment import Segment, Window
+from memlane.core.segment import Window
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
@@ -36,133 +47,45 @@ def debug_mode() -> bool:
     return os.environ.get("MEMLANE_DEBUG", "") not in ("", "0")
 
 
-class Lease(Mapping[str, NDArray[Any]]):
-    """Temporary zero-copy access to fields in a segment: a mapping from field name to array, until ``release``.
+class Watch:
+    """The debug mode of one lease: creates its arrays, in a mapping of their own, and finds those that outlive it."""
 
-    Lanes return leases of their slots, for example from ``claim`` and ``take`` of a ring. Create one directly to access
-    a plain segment. One thread at a time uses and releases a lease; ``with`` releases it at the end.
-
-        >>> with Segment.create({"obs": ("float32", 4)}) as segment:
-        ...     with Lease(segment) as lease:
-        ...         lease["obs"][:] = 1
-        ...         total = float(lease["obs"].sum())
-        ...     total, lease.released
-        (4.0, True)
-
-    After the end of the lease its arrays may show other data at any time: copy what must outlive it. In debug mode,
-    using such an array raises ``StaleView``. If the process dies with an active lease, the lane that issued it reclaims
-    the slot; a lease over a plain segment owns nothing that would have to be reclaimed.
-
-    Args:
-        segment: The segment to access.
-        layout: The fields to access; by default those of the segment.
-        offset: Where ``layout`` begins, in bytes from the segment's first field.
-        writeable: Whether the arrays may be written.
-        on_release: Called once when the lease ends; a lane takes its slot back there.
-        debug: Whether to detect stale arrays; by default if ``MEMLANE_DEBUG`` is set.
-        label: The name of the lease in messages.
-    """
-
-    __slots__ = (
-        "__weakref__", "_expiry", "_mapping", "_on_release", "_taken", "_window", "_writeable", "label", "layout",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        segment: Segment,
-        layout: Layout | None = None,
-        offset: int = 0,
-        *,
-        writeable: bool = True,
-        on_release: Callable[[], object] | None = None,
-        debug: bool | None = None,
-        label: str | None = None,
-    ) -> None:
-        self._on_release = on_release
-        layout = layout or segment.layout
-        label = label or f"bytes {offset} to {offset + layout.nbytes} of {segment.label}"
-        window = segment.window(offset, layout.nbytes, writeable=writeable)
-        debug = debug_mode() if debug is None else debug
-        alias = segment.alias(offset, layout.nbytes, writeable=writeable) if debug else None
-        self._begin(window, alias, layout, writeable, label)
-
-    def _begin(self, window: Window, alias: Window | None, layout: Layout, writeable: bool, label: str) -> None:
-        """Start the lease. ``window`` is in the segment's mapping; ``alias``, in debug mode, in a separate one."""
-        self.layout = layout
-        self.label = label
+    def __init__(self, alias: Window, layout: Layout, writeable: bool, label: str) -> None:
+        self._alias = alias
+        self._layout = layout
         self._writeable = writeable
-        self._mapping = window[0]
-        self._window: Window | None = alias or window
-        self._expiry = _Expiry(alias[0]) if alias is not None else None
-        self._taken: list[tuple[weakref.ref[NDArray[Any]], str, str]] = []
+        self._label = label
+        self._expiry = _Expiry(alias[0])
+        self._taken: list[tuple[weakref.ref[NDArray[Any]], str]] = []
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        """The field as an array over the shared memory, valid until the lease ends."""
-        window = self._window
-        if window is None:
-            raise StaleView(f"the lease of {self.label} has ended; access field {name!r} before release()")
-        if self._mapping.closed:
-            raise SegmentClosed(f"{self.label} was used after its segment was closed; use it before close()")
-        view = self.layout[name].view(*window)
+    def view(self, name: str) -> WatchedView:
+        """Return the field as an array that detects its use after the end of the lease."""
+        view = self._layout[name].view(*self._alias)
         if not self._writeable:
             view.flags.writeable = False
-        if self._expiry is None:
-            self._taken.append((weakref.ref(view), name, ""))
-            return view
         line = _calling_line()
-        self._taken.append((weakref.ref(view), name, line))
+        self._taken.append((weakref.ref(view), f"{name} taken at {line}"))
         watched = view.view(WatchedView)
-        watched._expiry, watched._origin = self._expiry, f"field {name!r} of {self.label}, taken at {line},"
+        watched._expiry, watched._origin = self._expiry, f"field {name!r} of {self._label}, taken at {line},"
         return watched
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layout.fields)
+    def in_use(self) -> list[str]:
+        """Return the arrays that are still referenced, each with the line that took it."""
+        return [taken for ref, taken in self._taken if ref() is not None]
 
-    def __len__(self) -> int:
-        return len(self.layout)
-
-    def views_in_use(self) -> list[str]:
-        """The names of the arrays from this lease that are still referenced, directly or through a slice or tensor. In
-        debug mode, each with the line that took it."""
-        return [f"{name} taken at {line}" if line else name for ref, name, line in self._taken if ref() is not None]
-
-    @property
-    def released(self) -> bool:
-        """Whether the lease has ended."""
-        return self._window is None
-
-    def release(self) -> None:
-        """End the lease. Calling it again has no effect."""
-        if self._window is None:
-            return
-        self._window = None
-        if self._expiry is None:
-            self._after_release()
-            return
-        in_use = self.views_in_use()
+    def expire(self) -> None:
+        """Make all arrays stale."""
         self._expiry.expire()
-        self._after_release()
+
+    def warn(self, in_use: list[str]) -> None:
+        """Warn of the arrays that outlive the lease, on the line that ended it."""
         if in_use:
             warnings.warn(
-                f"{len(in_use)} array(s) outlive the lease of {self.label}: {'; '.join(in_use)}. They now contain NaN "
+                f"{len(in_use)} array(s) outlive the lease of {self._label}: {'; '.join(in_use)}. They now contain NaN "
                 "or -1; copy what must be kept before the lease ends",
                 StaleViewWarning,
                 stacklevel=_calling_level() + 1,
             )
-
-    def _after_release(self) -> None:
-        """Called once, when the lease has ended. Lanes override it."""
-        if self._on_release is not None:
-            self._on_release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def __repr__(self) -> str:
-        return f"<Lease of {self.label}{', released' if self.released else ''}>"
 
 
 class _Expiry:

@@ -97,7 +97,8 @@ class ReplayBuffer(SharedBufferBase):
 
         Where ``terminal_mask`` is true, ``next_obs`` is the observation after a reset, and the last observation of the
         episode is stored instead: ``terminal_next_obs`` (and ``terminal_next_critic``) has it, with a row for every
-        transition or only for those in the mask. Everything is checked before anything is written.
+        transition or only for those in the mask. Of more transitions than the capacity, the newest stay. Everything is
+        checked before anything is written.
         """
         rows: dict[str, ArrayLike] = {
             "obs": _as_array(obs),
@@ -122,7 +123,7 @@ class ReplayBuffer(SharedBufferBase):
                 )
         elif terminal_next_obs is not None or terminal_next_critic is not None:
             raise ValueError("terminal observations need a terminal_mask, which marks their rows")
-        self._writer.add(rows)
+        self._writer.add_all(rows)
 
     def sample(self, batch_size: int) -> dict[str, Any]:
         """Sample ``batch_size`` rows uniformly and return copies as tensors on ``device``.

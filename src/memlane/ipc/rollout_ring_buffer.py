@@ -208,7 +208,7 @@ class RolloutRingBuffer:
         """
         import torch
 
-        (mapping, base), _ = self.ring.windows(self._taken().index, writeable=False)
+        mapping, base = self.ring.window(self._taken().index)
         spec = self.ring.layout[field]
         count = spec.nbytes // spec.dtype.itemsize
         flat = torch.frombuffer(mapping, dtype=torch.float32, count=count, offset=base + spec.offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,15 +25,16 @@ class SharedObsNormStats:
     A value is a tuple such as ``(mean, std)``, or a dict, of arrays, tensors or numbers, of up to ``capacity_bytes`` in
     total. Shapes may differ from one ``put`` to the next. ``put`` and ``get`` never block.
 
-    One process should ``put``; any process may ``get``. Pass the object as a ``Process`` argument; ``ctx``, the
-    multiprocessing context, is accepted and not used.
+    One process should ``put``; any process may ``get``. Each process gets each value at most once: ``get`` returns None
+    until there is a newer one; ``latest`` returns the newest at any time. Pass the object as a ``Process`` argument;
+    ``ctx``, the multiprocessing context, is accepted and not used.
 
         >>> import numpy as np
         >>> with SharedObsNormStats() as stats:
         ...     stats.put((np.zeros(2), np.ones(2)))
         ...     mean, std = stats.get()
-        ...     print(mean, std)
-        [0. 0.] [1. 1.]
+        ...     print(mean, std, stats.get(), stats.latest()[1])
+        [0. 0.] [1. 1.] None [1. 1.]
 
     When the learner dies, the last complete value stays readable. When a collector dies, nothing changes for the
     others. For statistics that collectors count themselves, use ``memlane.lanes.Stats``.
@@ -42,6 +44,9 @@ class SharedObsNormStats:
         del ctx
         as_count("capacity_bytes", capacity_bytes, 1)
         self._weights = Weights(_block(capacity_bytes))
+        # Of the last value that `get` returned, and the process that called it: a forked or unpickled copy of this
+        # object in another process has got nothing yet.
+        self._got: tuple[int, int] = (0, os.getpid())
 
     @classmethod
     def segment_layout(cls, capacity_bytes: int = 1 << 20) -> Layout:
@@ -71,15 +76,23 @@ class SharedObsNormStats:
         self._publish(np.frombuffer(json.dumps(description).encode(), np.uint8), content)
 
     def get(self) -> tuple[Tensor, ...] | dict[str, Tensor] | None:
-        """Return the latest statistics, with the types that were put; None before the first ``put``."""
-        latest = self._read()
-        if latest is None:
+        """Return the latest statistics; None if nothing was put since this process last called ``get``.
+
+        The types are those that were put. Threads of one process share what was got: each value goes to one of them.
+        """
+        process = os.getpid()
+        if (self._weights.version, process) == self._got:
             return None
-        description, content = latest
-        is_dict, kinds, layout = json.loads(description.tobytes())
-        fields = Layout.from_bytes(layout.encode())
-        values = {field.name: _as_kind(kind, field, content) for field, kind in zip(fields, kinds, strict=True)}
-        return values if is_dict else tuple(values.values())
+        version, stats = self._read()
+        self._got = version, process
+        return stats
+
+    def latest(self) -> tuple[Tensor, ...] | dict[str, Tensor] | None:
+        """Return the latest statistics, however often they were got before; None before the first ``put``.
+
+        Does not change what ``get`` returns next.
+        """
+        return self._read()[1]
 
     def _publish(self, description: NDArray[np.uint8], content: NDArray[np.uint8]) -> None:
         for part, used, remedy in (
@@ -95,20 +108,20 @@ class SharedObsNormStats:
             {"lengths": np.array([description.nbytes, content.nbytes]), "description": description, "content": content}
         )
 
-    def _read(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]] | None:
-        """Return description and content of the latest version.
+    def _read(self) -> tuple[int, tuple[Tensor, ...] | dict[str, Tensor] | None]:
+        """Return the number of the latest version, and its statistics.
 
         Reads the lengths first, then all of one version; again if that version has other lengths.
         """
         lengths = np.zeros(2, np.int64)
         if self._weights.read_some({"lengths": lengths}) == 0:
-            return None
+            return 0, None
         while True:
             expected = lengths.copy()
             description, content = (np.empty(length, np.uint8) for length in expected)
-            self._weights.read_some({"lengths": lengths, "description": description, "content": content})
+            version = self._weights.read_some({"lengths": lengths, "description": description, "content": content})
             if (lengths == expected).all():
-                return description, content
+                return version, _decode(description, content)
 
     def close(self) -> None:
         """Release the memory. Calling it again has no effect."""
@@ -129,6 +142,13 @@ def _block(capacity_bytes: int) -> Layout:
             "content": ("uint8", capacity_bytes),
         }
     )
+
+
+def _decode(description: NDArray[np.uint8], content: NDArray[np.uint8]) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    is_dict, kinds, layout = json.loads(description.tobytes())
+    fields = Layout.from_bytes(layout.encode())
+    values = {field.name: _as_kind(kind, field, content) for field, kind in zip(fields, kinds, strict=True)}
+    return values if is_dict else tuple(values.values())
 
 
 def _kind(name: str, value: Tensor) -> str:

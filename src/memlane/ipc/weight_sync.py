@@ -14,19 +14,21 @@ class SharedWeightSync:
     """The latest state dict, torch's or numpy's, from a learner to any number of collectors: a ``Weights`` lane.
 
     Names, shapes and dtypes are those of the state dict, and values are copied bit for bit, including bfloat16,
-    integers, 0-d and empty tensors. Version 0 means that nothing was written; each ``write_weights`` adds 1.
+    integers, 0-d and empty tensors. ``from_state_dict`` writes its values as version 1; each ``write_weights`` adds 1.
+    Version 0 means that nothing was written, as in an object created from shapes alone.
 
     One process should write; any process may read, with one object per thread. Pass the object to a child process as an
     argument; an unrelated process attaches with ``create=False`` and the creator's ``name`` as ``shm_name``. No lock is
     needed: ``lock=`` is accepted for compatibility and never acquired.
 
         >>> import numpy as np
-        >>> state = {"w": np.ones(3, np.float32)}
-        >>> with SharedWeightSync.from_state_dict(state) as sync:
-        ...     sync.write_weights(state)
+        >>> with SharedWeightSync.from_state_dict({"w": np.ones(3, np.float32)}) as sync:
         ...     local = {"w": np.zeros(3, np.float32)}
         ...     print(sync.read_weights_into(local), local["w"])
+        ...     sync.write_weights({"w": np.full(3, 5, np.float32)})
+        ...     print(sync.read_weights_into(local), local["w"])
         1 [1. 1. 1.]
+        2 [5. 5. 5.]
 
     When the learner dies, even in the middle of ``write_weights``, the latest complete version stays readable. When a
     collector dies, nothing changes for the others.
@@ -65,8 +67,19 @@ class SharedWeightSync:
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor], **kwargs: Any) -> SharedWeightSync:
-        """Return shared weights with the names, shapes and dtypes of ``state_dict``. Does not write its values."""
-        return cls(layout_of(state_dict), **kwargs)
+        """Create shared weights with the names, shapes and dtypes of ``state_dict`` and write its values as version 1.
+
+        With ``create=False`` it attaches to existing weights, which must have the same names, shapes and dtypes in the
+        same order, and writes nothing.
+        """
+        sync = cls(layout_of(state_dict), **kwargs)
+        if kwargs.get("create", True):
+            try:
+                sync.write_weights(state_dict)
+            except BaseException:
+                sync.close()
+                raise
+        return sync
 
     def _open(self, weights: Weights, lock: Any) -> None:
         self.weights = weights
@@ -79,7 +92,7 @@ class SharedWeightSync:
 
     @property
     def version(self) -> int:
-        """Number of the latest version; 0 before the first ``write_weights``."""
+        """Number of the latest version; 0 if nothing was written yet."""
         return self.weights.version
 
     def write_weights(self, state_dict: Mapping[str, Tensor]) -> None:

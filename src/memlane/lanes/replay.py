@@ -52,8 +52,9 @@ class Replay(Lane):
     ``reward``, ``terminated`` and ``truncated``; ``observations`` names the fields that a batch also contains as
     ``next_<name>``. With ``streams=0``, rows are independent.
 
-    ``alpha`` turns on prioritised sampling: a row is sampled in proportion to its priority to that power. ``limiter``
-    keeps the ratio of samples to inserts near a target.
+    ``alpha`` turns on prioritised sampling: a row is sampled in proportion to its error to that power (see
+    ``update_priorities``), and a new row with the highest priority so far. ``limiter`` keeps the ratio of samples to
+    inserts near a target.
 
     Any process or thread that has the replay may call ``writer()`` and ``sampler()``: pass the replay as a ``Process``
     argument, create it with ``name`` and call ``Replay.attach(name)``, or create it in a ``file`` that outlives all
@@ -216,8 +217,10 @@ class Replay(Lane):
     def update_priorities(self, keys: ArrayLike, errors: ArrayLike) -> int:
         """Set the priorities of sampled rows and return how many of the rows are still stored.
 
-        ``keys`` is ``batch["key"]``, ``errors`` the TD error of each row, whose absolute value counts. Rows that were
-        overwritten since are skipped and counted as ``stale_priorities``. A sequence has the priority of its first row.
+        ``keys`` is ``batch["key"]``, ``errors`` the TD error of each row, whose absolute value counts. A row is sampled
+        in proportion to ``(abs(error) + 1e-6) ** alpha`` (Schaul et al., 2016), so a row with error 0 is still sampled,
+        if rarely. Rows that were overwritten since are skipped and counted as ``stale_priorities``. A sequence has the
+        priority of its first row.
         """
         if self.alpha is None:
             raise MemlaneError(f"the {self.native.label} has no priorities; create it with alpha=0.6")

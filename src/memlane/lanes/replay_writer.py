@@ -135,6 +135,20 @@ class ReplayWriter:
                 )
         return added
 
+    def add_all(self, rows: Mapping[str, ArrayLike]) -> int:
+        """Like ``add`` to a replay without streams, also of more rows than its capacity: the newest stay.
+
+        All rows are added and counted, in batches of the capacity; the older ones are overwritten at once.
+        """
+        capacity = self._replay.capacity
+        if len(np.atleast_1d(next(iter(rows.values()), ()))) <= capacity:
+            return self.add(rows)
+        # All rows are checked before the first is written.
+        checked = self._converted(rows, list(self._replay.layout.fields), "rows", None, None)
+        count = len(next(iter(checked.values())))
+        batches = (slice(first, first + capacity) for first in range(0, count, capacity))
+        return sum(self.add({name: array[batch] for name, array in checked.items()}) for batch in batches)
+
     def _ends(
         self,
         rows: Mapping[str, ArrayLike],

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from memlane import _native
+from memlane._native import ReadSlot as ReadSlot
 from memlane._native import SlotHead as SlotHead
-from memlane.core import Layout, Lease, Peer, StaleView
+from memlane._native import WriteSlot as WriteSlot
+from memlane.core import Layout, Peer, Segment
 from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
-from memlane.core.lease import debug_mode
+from memlane.core.lease import Watch, debug_mode
 from memlane.core.segment import Window
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.lane import Lane, as_layout, require_settings
@@ -89,23 +92,20 @@ class Ring(Lane):
         self.num_slots = settings[0]
         self.overflow: Overflow = _OVERFLOWS[settings[1]]
         slots = self.segment.layout["slots"]
-        self._first_payload = slots.offset + _native.SLOT_HEAD_BYTES
-        self._stride = slots.shape[1]
         mapping, base = self.segment.window(0, self.segment.layout.nbytes, writeable=True)
         self.native = _native.Ring(
             mapping,
             base + self.segment.layout["control"].offset,
             base + slots.offset,
             slots.shape[0],
-            self._stride,
+            slots.shape[1],
             self.num_slots,
             self.overflow == "block",
             f"ring of {self.segment.label}",
+            self.layout,
+            # Not a method of this object, which the native one would keep alive for ever.
+            functools.partial(_watch, self.segment, self.layout) if debug_mode() else None,
         )
-        # Computed once because every claim and take needs them: computing them takes a third of the call's time.
-        self._debug = debug_mode()
-        self._windows = [(mapping, base + self._first_payload + slot * self._stride) for slot in range(slots.shape[0])]
-        self.slot_labels = [f"slot {slot} of the {self.native.label}" for slot in range(slots.shape[0])]
 
     # ------------------------------------------------------------------------------------------------------- roles
 
@@ -117,12 +117,9 @@ class Ring(Lane):
         """Return a handle that takes slots."""
         return Reader(self)
 
-    def windows(self, slot: int, *, writeable: bool) -> tuple[Window, Window | None]:
-        """Return the window of a slot's fields and, in debug mode, a window that only one lease uses."""
-        if not self._debug:
-            return self._windows[slot], None
-        offset = self._first_payload + slot * self._stride
-        return self._windows[slot], self.segment.alias(offset, self.layout.nbytes, writeable=writeable)
+    def window(self, slot: int) -> Window:
+        """Return the window of a slot's fields."""
+        return self.segment.window(_payload_offset(self.segment, slot), self.layout.nbytes, writeable=False)
 
     # ------------------------------------------------------------------------------------------------------- facts
 
@@ -145,11 +142,11 @@ class Ring(Lane):
 class Writer:
     """A writer's handle on a ring. Threads may share it."""
 
-    __slots__ = ("_parts", "_put", "_ring", "writer")
+    __slots__ = ("_claim", "_parts", "_put", "_ring", "writer")
 
     def __init__(self, ring: Ring, writer: int) -> None:
         self._ring = ring
-        self._put = ring.native.put
+        self._claim, self._put = ring.native.claim, ring.native.put
         self.writer = writer
         self._parts: TensorParts | None = None
 
@@ -159,7 +156,7 @@ class Writer:
         Waits while no slot is free (with ``overflow="block"``, also while ``num_slots`` are unread): at most
         ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
         """
-        return WriteSlot(self._ring, self._ring.native.claim(timeout, peers), self.writer)
+        return self._claim(self.writer, timeout, peers)
 
     def put(
         self,
@@ -185,11 +182,11 @@ class Writer:
 class Reader:
     """A reader's handle on a ring. Threads may share it."""
 
-    __slots__ = ("_get", "_parts", "_ring")
+    __slots__ = ("_get", "_parts", "_ring", "_take")
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._get = ring.native.get
+        self._take, self._get = ring.native.take, ring.native.get
         self._parts: TensorParts | None = None
 
     def take(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> ReadSlot:
@@ -198,7 +195,7 @@ class Reader:
         Waits until there is one: at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies
         (``PeerDied``).
         """
-        return ReadSlot(self._ring, self._ring.native.take(timeout, peers))
+        return self._take(timeout, peers)
 
     def get(self, out: Mapping[str, Tensor], *, timeout: float | None = None, peers: Iterable[Peer] = ()) -> SlotHead:
         """Take the oldest unread slot, copy it into ``out`` and release it, in one native call.
@@ -215,65 +212,13 @@ class Reader:
         return head
 
 
-class WriteSlot(Lease):
-    """A claimed slot: a mapping of field names to writeable arrays.
-
-    ``commit`` hands it to the readers. A release without commit, as by an exception in a ``with`` block, abandons it.
-    """
-
-    __slots__ = ("_commit", "_native", "index", "writer")
-
-    def __init__(self, ring: Ring, index: int, writer: int) -> None:
-        self._native = ring.native
-        self.index = index
-        self.writer = writer
-        self._commit: tuple[int, int] | None = None
-        self._begin(*ring.windows(index, writeable=True), ring.layout, True, ring.slot_labels[index])
-
-    def commit(self, *, policy_version: int = 0, rows: int = 0) -> None:
-        """Hand the slot to the readers. Arrays taken from it must not be used afterwards."""
-        if self.released:
-            raise StaleView(f"{self.label} was committed or abandoned before; claim another slot")
-        self._commit = policy_version, rows
-        self.release()
-
-    def _after_release(self) -> None:
-        if self._commit is None:
-            self._native.abandon(self.index)
-        else:
-            self._native.commit(self.index, self._commit[0], self.writer, self._commit[1])
+def _payload_offset(segment: Segment, slot: int) -> int:
+    """Return where the fields of a slot begin, in bytes from the segment's first field."""
+    slots = segment.layout["slots"]
+    return slots.offset + slot * slots.shape[1] + _native.SLOT_HEAD_BYTES
 
 
-class ReadSlot(Lease):
-    """A taken slot: a mapping of field names to read-only arrays, valid until ``release``."""
-
-    __slots__ = ("_native", "head", "index")
-
-    def __init__(self, ring: Ring, index: int) -> None:
-        self._native = ring.native
-        self.index = index
-        self.head = ring.native.head(index)
-        self._begin(*ring.windows(index, writeable=False), ring.layout, False, ring.slot_labels[index])
-
-    @property
-    def sequence(self) -> int:
-        """Number of this commit in the ring, counted from 1."""
-        return self.head.sequence
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that produced the content, as the writer gave it."""
-        return self.head.policy_version
-
-    @property
-    def writer(self) -> int:
-        """Number of the writer."""
-        return self.head.writer
-
-    @property
-    def rows(self) -> int:
-        """Number of valid rows, as the writer gave it."""
-        return self.head.rows
-
-    def _after_release(self) -> None:
-        self._native.release(self.index)
+def _watch(segment: Segment, layout: Layout, slot: int, writeable: bool, label: str) -> Watch:
+    """Return the debug mode of a lease of a slot."""
+    alias = segment.alias(_payload_offset(segment, slot), layout.nbytes, writeable=writeable)
+    return Watch(alias, layout, writeable, label)
