@@ -1,4 +1,4 @@
-// Bindings of the core: mappings, signals, atomic words, row copies, the lifeline and scheduling.
+// Bindings of the core: mappings, signals, atomic words, row copies and the lifeline.
 
 #include <cstdint>
 #include <memory>
@@ -11,7 +11,6 @@
 
 #include "lanes/rows.hpp"
 #include "os/lifeline.hpp"
-#include "os/scheduling.hpp"
 #include "python/gil.hpp"
 #include "python/lease.hpp"
 #include "python/module.hpp"
@@ -247,9 +246,6 @@ void bind_core(nb::module_ &m) {
              "Copy row `indices[i]` of every field to row i of `out`.")
         .def("scatter", &Rows::scatter, "indices"_a, "values"_a, "threads"_a,
              "Copy row i of every field of `values` to row `indices[i]`.");
-
-    m.def("request_time_slice", &request_time_slice, "slice_ns"_a,
-          "Ask the kernel for time slices of this length for this thread. False if it does not grant them.");
 
     m.def(
         "check_timeout", [](nb::handle timeout) { seconds_of(timeout); }, "timeout"_a.none(),

@@ -150,9 +150,6 @@ class Rows:
     def scatter(self, indices: NDArray[np.int64], values: Rows, threads: int) -> None:
         """Copy row i of every field of `values` to row `indices[i]`."""
 
-def request_time_slice(slice_ns: int) -> bool:
-    """Ask the kernel for time slices of this length for this thread. False if it does not grant them."""
-
 def check_timeout(timeout: float | None) -> None:
     """Raise TypeError or ValueError unless `timeout` is None or a number of seconds, 0 or more."""
 

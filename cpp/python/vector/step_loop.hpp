@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "python/quorum.hpp"
@@ -138,7 +139,8 @@ class StepLoop {
             return std::nullopt;
         stopped_ = false;
         const std::size_t index = index_++;
-        return ExceptionalStep{index, std::move(returned_), std::move(raised_), states_[index]};
+        return ExceptionalStep{index, std::exchange(returned_, nb::none()), std::exchange(raised_, nb::none()),
+                               states_[index]};
     }
 
     // Finishes the command; `arrivals` environments arrive at the quorum.
@@ -186,7 +188,6 @@ class StepLoop {
     // False: it stopped at an exceptional step.
     bool run() {
         for (; index_ < end_; ++index_) {
-            returned_ = raised_ = nb::none();
             if (!(states_[index_] == EnvState::running ? step() : reset())) {
                 stopped_ = true;
                 return false;
@@ -198,7 +199,7 @@ class StepLoop {
 
     bool step() {
         static PyObject *const name = PyUnicode_InternFromString("step");
-        const nb::object env = nb::borrow(envs_[index_]);
+        const nb::object env = nb::borrow(PyList_GET_ITEM(envs_.ptr(), static_cast<Py_ssize_t>(index_)));
         const nb::object action = nb::steal(PySequence_GetItem(actions_.ptr(), static_cast<Py_ssize_t>(index_ - begin_)));
         if (!action.is_valid())
             throw nb::python_error();
@@ -265,14 +266,15 @@ class StepLoop {
         const bool ended = terminated == 1 || truncated == 1;
         if (terminated < 0 || truncated < 0 || (ended && !autoreset_) || !PyDict_CheckExact(PyTuple_GET_ITEM(result, 4)))
             return false;
-        const auto info = writer_->write_info(index_, nb::borrow<nb::dict>(PyTuple_GET_ITEM(result, 4)));
-        if (!info || !writer_->write_step(index_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated == 1,
-                                          truncated == 1))
+        nb::object info;
+        if (!writer_->write_info(index_, PyTuple_GET_ITEM(result, 4), info) ||
+            !writer_->write_step(index_, PyTuple_GET_ITEM(result, 0), PyTuple_GET_ITEM(result, 1), terminated == 1,
+                                 truncated == 1))
             return false;
         if (ended)
             states_[index_] = EnvState::needs_reset;
-        if (info->size() != 0)
-            add_info(index_, *info);
+        if (info.is_valid())
+            add_info(index_, info);
         return true;
     }
 
@@ -304,7 +306,7 @@ class StepLoop {
     std::size_t begin_ = 0, index_ = 0, end_ = 0;
     std::int64_t sent_step_ = 0; // the requested step of the environment that `step_sent` steps
     bool stopped_ = false; // at `index_`, with what it returned or raised
-    nb::object returned_, raised_;
+    nb::object returned_ = nb::none(), raised_ = nb::none(); // of the exceptional step that is to be handed over next
 };
 
 } // namespace memlane

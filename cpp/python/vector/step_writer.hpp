@@ -67,32 +67,33 @@ class StepWriter {
         return observations_ && index < num_envs && observations_->store(index, observation);
     }
 
-    // Writes the declared keys of an info and returns the other keys. Nothing: Python has to convert or refuse a value.
-    std::optional<nb::dict> write_info(std::size_t index, nb::dict info) {
+    // Writes the declared keys of an info. `rest` becomes a dict of the other keys, if there are any. False: Python has to
+    // convert or refuse a value.
+    bool write_info(std::size_t index, PyObject *info, nb::object &rest) {
         if (!observations_) // Python writes the observation, and the info with it
-            return std::nullopt;
-        std::size_t written = 0;
+            return false;
+        Py_ssize_t written = 0;
         for (const DeclaredInfo &declared : infos_) {
-            PyObject *const value = PyDict_GetItemWithError(info.ptr(), declared.key.ptr());
+            PyObject *const value = PyDict_GetItemWithError(info, declared.key.ptr());
             if (value == nullptr && PyErr_Occurred()) {
                 PyErr_Clear();
-                return std::nullopt;
+                return false;
             }
             if (value != nullptr && !declared.values.store(index, value))
-                return std::nullopt;
+                return false;
             declared.present[index] = value != nullptr;
             written += value != nullptr;
         }
-        if (written == 0)
-            return info;
-        nb::dict rest;
-        if (written < info.size()) {
-            PyDict_Update(rest.ptr(), info.ptr());
+        if (written == PyDict_GET_SIZE(info))
+            return true;
+        rest = nb::borrow(info);
+        if (written != 0) {
+            rest = nb::steal(PyDict_Copy(info));
             for (const DeclaredInfo &declared : infos_)
                 if (declared.present[index])
                     PyDict_DelItem(rest.ptr(), declared.key.ptr());
         }
-        return rest;
+        return true;
     }
 
     Word *const progress_words; // by the indices of namespace progress

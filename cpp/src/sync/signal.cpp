@@ -23,15 +23,15 @@ constexpr std::int64_t yield_contended_ns = 5'000;
 // A yield without another runnable thread returns faster than this.
 constexpr std::int64_t yield_alone_ns = 1'000;
 
-// A thread that ran for longer than this during a yield did not block: the scheduler preempted it at the end of its turn.
-constexpr std::int64_t turn_ns = 1'000'000;
+// A thread that ran for longer than this during a yield is not one that is waited for: it computes, or it spins itself.
+constexpr std::int64_t foreign_ns = 500'000;
 
 // One wait in this many is a probe: it spins for the full limit, whatever the budget is. Two processes that wait for each
 // other and both sleep make each other's waits long: without a probe they would never find out that spinning pays. Costs
 // 50 us in 16 waits.
 constexpr std::uint32_t min_waits_per_probe = 16;
-// A probe on a core that another thread wants costs that thread's time slice, which is milliseconds, and a sleeper would
-// have been woken meanwhile. So each probe that finds the core contended doubles the number of waits to the next one.
+// A probe on a core that an unrelated thread wants costs that thread's time slice, which is milliseconds, and a sleeper would
+// have been woken meanwhile. So each yield to such a thread doubles the number of waits to the next probe.
 constexpr std::uint32_t max_waits_per_probe = 4096;
 
 inline void pause_core() {
@@ -89,13 +89,14 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
     std::int64_t budget_ns = probing ? limit_ns_ : budget_ns_;
     std::int64_t begin = now_ns();
     std::int64_t now = begin;
-    bool contended = false;
+    bool contended = false; // another thread ran on this core
+    bool foreign = false;   // and it was not one that is waited for
     if (shares_core_) { // the last wait ended in a yield that let the awaited process run: yield first
         sched_yield();
         now = now_ns();
         const std::int64_t yielded_ns = now - begin;
-        contended = yielded_ns > turn_ns;
-        shares_core_ = yielded_ns > yield_alone_ns && !contended;
+        contended = foreign = yielded_ns > foreign_ns;
+        shares_core_ = yielded_ns > yield_alone_ns && !foreign;
         if (see(cell.value) >= until)
             return true;
         if (yielded_ns > yield_contended_ns) {
@@ -111,6 +112,8 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
         for (int i = 0; i < 24; ++i) { // about 1 us between two readings of the clock
             if (see(cell.value) >= until) {
                 budget_ns_ = std::min(limit_ns_, std::max(budget_ns_, now - begin) * 2);
+                if (probing)
+                    waits_per_probe_ = min_waits_per_probe;
                 return true;
             }
             pause_core();
@@ -123,13 +126,14 @@ bool Spin::until(const SignalCell &cell, std::int64_t until, std::int64_t deadli
         now = now_ns();
         const std::int64_t yielded_ns = now - before;
         contended = yielded_ns > yield_contended_ns;
-        if (yielded_ns > yield_alone_ns && yielded_ns <= turn_ns && see(cell.value) >= until) {
+        foreign = yielded_ns > foreign_ns;
+        if (yielded_ns > yield_alone_ns && !foreign && see(cell.value) >= until) {
             shares_core_ = true;
             return true;
         }
     }
     budget_ns_ = std::max(std::min(spin_floor_ns, limit_ns_), contended ? spin_floor_ns : budget_ns_ / 2);
-    if (contended)
+    if (foreign)
         waits_per_probe_ = std::min(waits_per_probe_ * 2, max_waits_per_probe);
     else if (probing)
         waits_per_probe_ = min_waits_per_probe;

@@ -37,7 +37,7 @@ inline constexpr std::int64_t slice_ns = 100'000'000;
 // thread's waits:
 //   a wait that ended while spinning       the next spin may be longer
 //   a spin in vain                         the next spin is shorter
-//   other threads queue for this core      the wait sleeps at once, and so do the next ones, twice as many each time
+//   other threads queue for this core      the wait sleeps at once; if they run for long, so do the next ones
 //   a yield let the awaited process run    the next wait yields first, and may spin for as long as that yield took
 class Spin {
   public:

@@ -2,9 +2,8 @@
 
 The default is one worker per core, each pinned to its own: without that, the kernel now and then runs two workers on
 one core and none on the other. A waiting process spins for a moment before it sleeps, unless another thread wants its
-core (``Spin`` in C++ notices that), and workers ask the kernel for short time slices, so that a worker whose actions
-have come gets its core from a thread that only spins. Such threads are common: the thread pool of a torch policy spins
-for milliseconds after each operation.
+core (``Spin`` in C++ notices that). Such threads are common: the thread pool of a torch policy spins for milliseconds
+after each operation.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from pathlib import Path
 from memlane.core.arguments import as_count
 from memlane.core.cores import core_count
 
-SLICE_NS = 1_000_000
-"""The time slice that workers ask for: shorter than the default of Linux, 2.8 ms on four cores and more; longer than
-most steps, so that a worker keeps its core until it is done."""
 _CROWDED = 0.1
 """The share of their time that workers wait for a core, from which on that is said."""
 _WORTH_SAYING = 1.2

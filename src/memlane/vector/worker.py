@@ -39,7 +39,6 @@ from memlane.vector.channel import Channel
 from memlane.vector.errors import episode_ended
 from memlane.vector.infos import pack, pack_floats
 from memlane.vector.messages import Failure, Message, Ready, pickle_for_parent
-from memlane.vector.placement import SLICE_NS
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.step_writer import StepWriter
 
@@ -79,8 +78,6 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
     if task.core is not None:
         os.sched_setaffinity(0, {task.core})
-    if task.spin and not os.environ.get("NOSLICE"):
-        _native.request_time_slice(SLICE_NS)
     # For libraries that are loaded from here on: with a thread per core in each worker, the threads would share cores.
     for name in THREAD_LIMITS:
         os.environ.setdefault(name, "1")
