@@ -51,6 +51,7 @@ from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
 from memlane.vector.supervisor import AsyncState, OnError, Supervisor
 from memlane.vector.worker_pool import WorkerPool
 
+_DEFAULT, _WAITING_STEP = AsyncState.DEFAULT, AsyncState.WAITING_STEP  # quicker to find, see ``supervisor``
 _CLOSE_SECONDS = 5.0
 """How long ``close`` waits for workers to exit before it kills them."""
 CheckActions = Literal["env", "strict"]
@@ -383,7 +384,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Begin a ``step``; ``step_wait`` returns its results."""
         supervisor = self._supervisor
-        if supervisor.pending_call is not AsyncState.DEFAULT or self.closed or supervisor.broken:
+        if supervisor.pending_call is not _DEFAULT or self.closed or supervisor.broken:
             self._require_idle("step_async")
         if self._try_write_actions(actions) or self._write_actions(actions):
             self._observations.end()
@@ -440,8 +441,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for a ``step_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending: call ``step_wait``
         again."""
         supervisor = self._supervisor
-        if supervisor.pending_call is not AsyncState.WAITING_STEP or self.closed or supervisor.broken:
-            self._require_pending("step_wait", AsyncState.WAITING_STEP)
+        if supervisor.pending_call is not _WAITING_STEP or self.closed or supervisor.broken:
+            self._require_pending("step_wait", _WAITING_STEP)
         infos, _ = self._finish("step_wait", timeout)
         steps = self._steps
         return self._batch(), steps.rewards.copy(), steps.terminated.copy(), steps.truncated.copy(), infos

@@ -83,16 +83,14 @@ class PlacementReview:
         self._placement = placement
         self._num_envs = num_envs
         self._remaining = 0
-        self._given: set[str] = set()
-
-    @property
-    def active(self) -> bool:
+        self.active = False
         """Whether steps are looked at: ``begin_step`` and ``end_step`` are to be called then."""
-        return self._remaining > 0
+        self._given: set[str] = set()
 
     def start(self, pids: Sequence[int], busy_ns: int) -> None:
         """Look at the next steps. ``busy_ns`` is the time that the workers have spent on commands."""
         self._remaining = self.STEPS
+        self.active = True
         self._busy_before = busy_ns
         self._scheduled_before = _scheduled(pids)
         self._step_ns = self._began = 0
@@ -109,6 +107,7 @@ class PlacementReview:
         self._remaining -= 1
         if self._remaining:
             return None
+        self.active = False
         ran, waited = (now - then for now, then in zip(_scheduled(pids), self._scheduled_before, strict=True))
         delay = waited / (ran + waited) if ran > 0 else 0.0
         kind, advice = ("crowded", self._crowded(delay)) if delay >= _CROWDED else ("local", self._local(busy_ns))

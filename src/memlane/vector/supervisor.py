@@ -46,6 +46,10 @@ class AsyncState(enum.Enum):
     WAITING_RECV = "recv"
 
 
+# Members of an enumeration take 40 ns to look up in Python 3.11, and a step needs them several times.
+_DEFAULT, _WAITING_STEP = AsyncState.DEFAULT, AsyncState.WAITING_STEP
+
+
 class Supervisor:
     """Issues all commands to all workers. To be called by one thread."""
 
@@ -74,6 +78,8 @@ class Supervisor:
         cores = [-1 if handle.task.core is None else handle.task.core for handle in self._handles]
         self._commands = _native.CommandWords(steps.commands, cores)
         self._review = PlacementReview(pool.placement, steps.spec.num_envs)
+        self._num_envs = steps.spec.num_envs
+        self._local = pool.local
         self._sent: set[int] = set()
         """Environments that were sent an action whose result was not received."""
         self._received: dict[int, list[Message]] = {}
@@ -101,7 +107,12 @@ class Supervisor:
 
     def step(self) -> None:
         """Step all environments with the actions in the step segment."""
-        self._begin(AsyncState.WAITING_STEP, self._issue_step)
+        self.pending_call = _WAITING_STEP
+        try:
+            self._issue_step()
+        except BaseException:
+            self._cancel_unissued()
+            raise
 
     def reset(self, seeds: Sequence[int | None], mask: NDArray[np.bool_], options: Mapping[str, Any] | None) -> None:
         """Reset the environments of ``mask``."""
@@ -135,27 +146,32 @@ class Supervisor:
         try:
             issue(*arguments)
         except BaseException:
-            if not (self._count_invalid or self._quorum.arrived < self._expected_arrivals):
-                self.pending_call = AsyncState.DEFAULT
+            self._cancel_unissued()
             raise
+
+    def _cancel_unissued(self) -> None:
+        """After an exception: no call is pending if no command was issued."""
+        if not (self._count_invalid or self._quorum.arrived < self._expected_arrivals):
+            self.pending_call = AsyncState.DEFAULT
 
     def _issue_step(self) -> None:
         self._last_messages.clear()
-        self._expected_arrivals += self._steps.spec.num_envs  # first: Ctrl-C may come with the return of the next call
+        self._expected_arrivals += self._num_envs  # first: Ctrl-C may come with the return of the next call
         if self._review.active:
             self._review.begin_step()
-        if self._commands.issue_all(self._cell, COMMAND_STEP) and self._pool.local is None:
+        due = self._commands.issue_all(self._cell, COMMAND_STEP)
+        if self._local is not None:
+            self._run_local(self._local)
+        elif due:
             self._review.start(self._pool.pids, self._steps.busy_ns)
-        if self._pool.local is not None:
-            self._run_local(self._pool.local)
 
     def _issue_send(self, arrivals: Mapping[int, int]) -> None:
         workers, count = list(arrivals), sum(arrivals.values())
         self._last_messages.clear()  # also of the workers that get no command now
         self._expected_arrivals += count
         self._commands.issue(workers, self._cell, COMMAND_SEND)
-        if self._pool.local is not None:
-            self._run_local(self._pool.local)
+        if self._local is not None:
+            self._run_local(self._local)
 
     def _issue_messages(self, messages: Sequence[tuple[Any, ...]]) -> None:
         pickled = [pickle_for_worker(message) for message in messages]  # all of them before any is sent: one may fail
@@ -167,8 +183,8 @@ class Supervisor:
                 with contextlib.suppress(WorkerDied):
                     self._send_content(handle, content)
                 self._expected_arrivals += len(handle.envs)
-            if self._pool.local is not None:
-                self._run_local(self._pool.local)
+            if self._local is not None:
+                self._run_local(self._local)
         except KeyboardInterrupt:
             self.broken = "Ctrl-C interrupted a call after some of the workers had been sent their message"
             raise
@@ -204,7 +220,7 @@ class Supervisor:
         except Exception:
             self.pending_call = AsyncState.DEFAULT
             raise
-        self.pending_call = AsyncState.DEFAULT
+        self.pending_call = _DEFAULT
         if self._review.active and (advice := self._review.end_step(self._pool.pids, self._steps.busy_ns)):
             logger.warn("%s", advice)
         if not self._received:
