@@ -84,14 +84,14 @@ class StepLoop {
             if (content.command != Command::step)
                 return static_cast<std::int64_t>(content.command);
             start(read_actions_());
-            if (!run() || infos_.size() != 0)
+            if (!run() || has_message())
                 return static_cast<std::int64_t>(Command::step);
             finish(static_cast<std::int64_t>(writer_->num_envs));
         }
     }
 
     // Steps the environments whose step was requested, and arrives for each of them at once, so that the parent need not wait
-    // for a slower one in the same worker. False: it stopped at an exceptional step or at one that returned infos.
+    // for a slower one in the same worker. False: it stopped at an exceptional step or at one that needs a message.
     bool step_sent() {
         for (std::size_t index = end_; index < writer_->num_envs; ++index) {
             // PAIR publish/see, partner: the parent's addition to `requested_step`. Otherwise the worker could see a step
@@ -103,7 +103,7 @@ class StepLoop {
             writer_->progress_words[progress::current_env].store(static_cast<std::int64_t>(index),
                                                                  std::memory_order_relaxed);
             start_range(nb::make_tuple(read_action_(index)), index, index + 1);
-            if (!run() || infos_.size() != 0)
+            if (!run() || has_message())
                 return false;
             complete_sent();
         }
@@ -158,6 +158,9 @@ class StepLoop {
     }
 
   private:
+    // Whether Python has to send something about the steps that were made.
+    bool has_message() const { return infos_.size() != 0 || writer_->has_objects(); }
+
     void start_range(nb::object actions, std::size_t begin, std::size_t end) {
         stopped_ = false;
         actions_ = std::move(actions);
