@@ -7,7 +7,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.t
 NATIVE := CMakeLists.txt $(shell find cpp -type f)
 CMAKE := PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake
 
-.PHONY: train demo test test-loaded lint types native-test python-test soak bench setup clean
+.PHONY: train demo test test-loaded lint types native-test python-test soak third-party bench setup clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.built  ## train CartPole-v1; its run directory is under runs/
@@ -69,14 +69,22 @@ build/native/.built build/native-thread/.built build/native-address/.built: $(VE
 	@$(CMAKE) --build $(@D)
 	@touch $@
 
+TESTS := not soak and not third_party
 python-test: $(VENV)/.built
-	$(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
+	$(PY) -m pytest -q -m '$(TESTS)' -n 4 --dist worksteal
 
 test-loaded: $(VENV)/.built  ## the Python tests beside a busy process on every core
-	$(PY) -m tests.support.load $(PY) -m pytest -q -m 'not soak' -n 4 --dist worksteal
+	$(PY) -m tests.support.load $(PY) -m pytest -q -m '$(TESTS)' -n 4 --dist worksteal
 
 soak: $(VENV)/.built  ## thousands of kills and long races; minutes
 	$(PY) -m pytest -m soak
+
+$(VENV)/.third-party: $(VENV)/.built
+	@MEMLANE_WERROR=ON $(PIP) --no-build-isolation -e '.[dev,torch,cli,third-party]'
+	@touch $@
+
+third-party: $(VENV)/.third-party  ## environments of other projects, compared with SyncVectorEnv; minutes
+	$(PY) -m pytest -m third_party
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark: memlane and its peers in turns
 	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) -m benchmarks.$$name || exit 1; done

@@ -43,6 +43,21 @@ ACTIONS = Dict(
 )
 
 
+class Mission(Space[str]):
+    """Texts such as MiniGrid's missions. Neither Gymnasium nor memlane knows the space."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:  # noqa: ARG002
+        return f"fetch key {self.np_random.integers(1000)}"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mission)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 # --------------------------------------------------------------------------------------------------------- environments
 
 
@@ -336,6 +351,20 @@ def trajectory(envs: VectorEnv[Any, Any, Any], actions: Sequence[Any], mode: Aut
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
+
+
+def assert_same_run(
+    env_fns: Sequence[Callable[[], Any]], steps: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP, **arguments: Any
+) -> None:
+    """Assert that a run through our vector environment returns what it returns through Gymnasium's SyncVectorEnv."""
+    with reference(env_fns, autoreset_mode=mode) as expected, ours(env_fns, autoreset_mode=mode, **arguments) as envs:
+        assert envs.observation_space == expected.observation_space
+        assert envs.action_space == expected.action_space
+        actions = actions_for(expected, steps)
+        pairs = zip(trajectory(expected, actions, mode), trajectory(envs, actions, mode), strict=True)
+        for number, (theirs, mine) in enumerate(pairs):
+            found = difference(theirs, mine)
+            assert found is None, f"result {number}: {found}"
 
 
 def difference(one: Any, two: Any, path: str = "") -> str | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, Graph, Space, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, OneOf, Space, Text, Tuple
 from gymnasium.spaces import Sequence as SequenceSpace
 from gymnasium.vector import AutoresetMode
 from hypothesis import HealthCheck, given, settings
@@ -17,10 +16,10 @@ from tests.support.vector_envs import (
     ACTIONS,
     EVERYTHING,
     SPACES,
+    Mission,
     actions_for,
+    assert_same_run,
     chances,
-    difference,
-    ours,
     random_spaces,
     reference,
     trajectory,
@@ -36,19 +35,6 @@ OBSERVATIONS: dict[str, Space[Any]] = {
     "native Dict of Tuples": Dict({key: Tuple((Discrete(3), Box(0, 255, (2, 3), np.uint8))) for key in ("a", "b")}),
     "native Tuple of Dicts": Tuple([Dict({"x": Box(-9, 9, (1,), np.int16), "y": Discrete(2)}) for _ in range(2)]),
 }
-
-
-def assert_same_run(
-    env_fns: Sequence[Callable[[], Any]], steps: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP, **arguments: Any
-) -> None:
-    with reference(env_fns, autoreset_mode=mode) as expected, ours(env_fns, autoreset_mode=mode, **arguments) as envs:
-        assert envs.observation_space == expected.observation_space
-        assert envs.action_space == expected.action_space
-        actions = actions_for(expected, steps)
-        pairs = zip(trajectory(expected, actions, mode), trajectory(envs, actions, mode), strict=True)
-        for number, (theirs, mine) in enumerate(pairs):
-            found = difference(theirs, mine)
-            assert found is None, f"result {number}: {found}"
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -131,6 +117,31 @@ def test_graphs_and_sequences_are_the_same_in_shared_memory_of_a_capacity(name: 
 @pytest.mark.parametrize("name", GROWING)
 def test_graphs_and_sequences_are_welcome_as_actions(name: str) -> None:
     assert_same_run(chances(Discrete(2), GROWING[name], 4), 30)
+
+
+CUSTOM: dict[str, Space[Any]] = {
+    "in a Dict": Dict({"image": Box(0, 255, (2, 2), np.uint8), "direction": Discrete(4), "mission": Mission()}),
+    "in a Tuple": Tuple((Mission(), Box(-1, 1, (2,)), Discrete(3))),
+    "beside others in Python": Dict({"bits": MultiBinary(3), "mission": Mission(), "text": Text(4, min_length=0)}),
+    "nested": Dict({"a": Tuple((Dict({"m.n": Mission(), "x": Box(-1, 1, (2,))}), Mission())), "b": Discrete(3)}),
+    "alone": Dict({"one": Mission(), "two": Tuple((Mission(),))}),
+    "in a OneOf": Dict({"at": Discrete(5), "either": OneOf((Mission(), Discrete(2)))}),
+    "in a Sequence": Tuple((Discrete(5), SequenceSpace(Mission()))),
+}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("infos", [True, False], ids=["infos", "no infos"])
+@pytest.mark.parametrize("name", CUSTOM)
+def test_a_custom_space_among_others_is_the_same(name: str, infos: bool, mode: AutoresetMode) -> None:
+    capacity = Capacity(items=1)  # what a sequence needs, also if its items then travel in messages
+    assert_same_run(chances(CUSTOM[name], Discrete(2), 4, infos=infos), 40, mode, context="fork", capacity=capacity)
+
+
+@pytest.mark.parametrize("copy", [True, False], ids=["copies", "views"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_custom_space_among_others_is_the_same_however_workers_start(context: str, copy: bool) -> None:
+    assert_same_run(chances(CUSTOM["nested"], Discrete(2), 4), 20, context=context, copy=copy)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,11 +13,11 @@
 
 namespace memlane {
 
-// Stores values of a space into one array of rows, or into several that are nested as the space is. It holds addresses: its
-// owner keeps the arrays alive.
+// Stores values of a space into one array of rows, or into several that are nested as the space is; parts that no array can
+// hold into a dict by row. It holds addresses: its owner keeps the arrays alive.
 struct ColumnWriter {
-    enum class Kind { array, number, integer, integers, dict, tuple } kind;
-    // for all kinds but dict and tuple
+    enum class Kind { array, number, integer, integers, object, dict, tuple } kind;
+    // for all kinds but object, dict and tuple
     std::byte *rows = nullptr;
     nb::object dtype;
     std::string format;
@@ -25,12 +25,16 @@ struct ColumnWriter {
     std::size_t row_bytes = 0;
     std::vector<Py_ssize_t> shape;
     std::int64_t low = 0, high = 0; // bounds of integers, both included
+    // for object
+    nb::dict values; // by `first_row` + index
+    std::int64_t first_row = 0;
     // for dict and tuple
     std::vector<nb::object> keys;
     std::vector<ColumnWriter> parts;
 
     // A description is ("array" or "number", rows), ("integer" or "integers", rows, low, high), ("dict", [(key, description),
-    // ...]) or ("tuple", [description, ...]). A row is an array; a number; an int64; an array of int64.
+    // ...]), ("tuple", [description, ...]) or ("object", values, first row). A row is an array; a number; an int64; an array of
+    // int64; any object.
     explicit ColumnWriter(nb::handle description) {
         const auto name = nb::cast<std::string>(description[0]);
         if (name == "dict") {
@@ -43,6 +47,10 @@ struct ColumnWriter {
             kind = Kind::tuple;
             for (nb::handle entry : description[1])
                 parts.emplace_back(entry);
+        } else if (name == "object") {
+            kind = Kind::object;
+            values = nb::cast<nb::dict>(description[1]);
+            first_row = nb::cast<std::int64_t>(description[2]);
         } else {
             kind = name == "integer"    ? Kind::integer
                    : name == "integers" ? Kind::integers
@@ -83,6 +91,9 @@ struct ColumnWriter {
             return store_integer(index, value);
         case Kind::integers:
             return store_integers(index, value);
+        case Kind::object:
+            values[nb::int_(first_row + static_cast<std::int64_t>(index))] = value;
+            return true;
         case Kind::dict:
             if (!PyDict_Check(value.ptr()) || static_cast<std::size_t>(PyDict_Size(value.ptr())) != keys.size())
                 return false;
@@ -105,6 +116,11 @@ struct ColumnWriter {
             return true;
         }
         return false;
+    }
+
+    bool has_objects() const {
+        return kind == Kind::object ||
+               std::ranges::any_of(parts, [](const ColumnWriter &part) { return part.has_objects(); });
     }
 
   private:

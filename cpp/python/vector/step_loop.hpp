@@ -95,14 +95,14 @@ class StepLoop {
                 return static_cast<std::int64_t>(content.command);
             // The actions of a step all have the same format.
             start(is_formatted(0) ? read_formatted_(0, writer_->num_envs) : read_actions_());
-            if (!run() || infos_.size() != 0)
+            if (!run() || has_message())
                 return static_cast<std::int64_t>(Command::step);
             finish(static_cast<std::int64_t>(writer_->num_envs));
         }
     }
 
     // Steps the environments whose step was requested, and arrives for each of them at once, so that the parent need not wait
-    // for a slower one in the same worker. False: it stopped at an exceptional step or at one that returned infos.
+    // for a slower one in the same worker. False: it stopped at an exceptional step or at one that needs a message.
     bool step_sent() {
         for (std::size_t index = end_; index < writer_->num_envs; ++index) {
             // PAIR publish/see, partner: the parent's addition to `requested_step`. Otherwise the worker could see a step
@@ -115,7 +115,7 @@ class StepLoop {
                                                                  std::memory_order_relaxed);
             start_range(is_formatted(index) ? read_formatted_(index, index + 1) : nb::make_tuple(read_action_(index)), index,
                         index + 1);
-            if (!run() || infos_.size() != 0)
+            if (!run() || has_message())
                 return false;
             complete_sent();
         }
@@ -177,6 +177,9 @@ class StepLoop {
     bool is_formatted(std::size_t index) const {
         return action_formats_ != nullptr && action_formats_->load(first_env_ + static_cast<std::int64_t>(index)) != 0;
     }
+
+    // Whether Python has to send something about the steps that were made.
+    bool has_message() const { return infos_.size() != 0 || writer_->has_objects(); }
 
     void start_range(nb::object actions, std::size_t begin, std::size_t end) {
         stopped_ = false;

@@ -23,7 +23,7 @@ class StepWriter {
           rewards_(reinterpret_cast<double *>(rewards)), terminated_(reinterpret_cast<bool *>(terminated)),
           truncated_(reinterpret_cast<bool *>(truncated)) {
         if (!observations.is_none())
-            observations_.emplace(observations);
+            has_objects_ = observations_.emplace(observations).has_objects();
         for (nb::handle info : infos)
             infos_.push_back(
                 {nb::borrow(info[0]), ColumnWriter(info[1]), reinterpret_cast<bool *>(nb::cast<std::uintptr_t>(info[2]))});
@@ -96,6 +96,9 @@ class StepWriter {
         return true;
     }
 
+    // Whether a part of an observation is an object, which Python has to send in a message.
+    bool has_objects() const { return has_objects_; }
+
     Word *const progress_words; // by the indices of namespace progress
     const std::size_t num_envs;
 
@@ -117,6 +120,7 @@ class StepWriter {
     bool *terminated_;
     bool *truncated_;
     std::optional<ColumnWriter> observations_;
+    bool has_objects_ = false;
     std::vector<DeclaredInfo> infos_;
 };
 

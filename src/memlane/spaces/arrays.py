@@ -69,6 +69,9 @@ class ArrayColumn(Column):
         row = self.rows[index, ...]  # an array even if the shape is ()
         return row.copy() if copy else row
 
+    def read_each(self) -> list[Any]:
+        return list(self.rows.copy())
+
     def convert_batch(self, values: Any) -> CheckedBatch:
         expected = batch_shape(self._shape)
         array = as_array(values, self.path, expected, self._dtype)

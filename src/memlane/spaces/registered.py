@@ -63,8 +63,8 @@ class RegisteredColumn(PerRowColumn):
         value = take_value(self.space, values_by_row(self.space, self._read_all(), self.n), index)
         return deepcopy(value) if copy else value
 
-    def load_values(self) -> list[Any]:
-        """All values as a list of copies. Reads the batch once, while ``load`` reads it on each call."""
+    def read_each(self) -> list[Any]:
+        # The batch is read once, while ``load`` reads it on each call.
         values = values_by_row(self.space, deepcopy(self._read_all()), self.n)
         return [take_value(self.space, values, index) for index in range(self.n)]
 

@@ -8,12 +8,10 @@ everything that is pending.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import multiprocessing as mp
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any, ClassVar, Literal
 
 import gymnasium.vector.async_vector_env
@@ -22,7 +20,7 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, CustomSpaceError, NoAsyncCallError
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 from numpy.typing import NDArray
 
 from memlane.core import Segment, WaitTimeout
@@ -30,6 +28,7 @@ from memlane.core.arguments import as_count, check_timeout
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean, excerpt
 from memlane.spaces import fields_of
+from memlane.spaces.objects import split_fields
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector.actions import has_forms
 from memlane.vector.arguments import (
@@ -151,7 +150,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             env_fns: Functions that build the environments, one for each; lambdas work with every ``context``.
-            shared_memory: Whether observations are in shared memory; otherwise they are pickled.
+            shared_memory: Whether observations are in shared memory; otherwise they are pickled. A custom space
+                inside of a Dict or Tuple is pickled in any case, unless it is registered.
             copy: Whether batches of observations are copies, or views on loan until the next step.
             context: How workers are started: "forkserver" (default), "fork" or "spawn".
             daemon: Whether workers are daemonic; a daemonic worker cannot have child processes.
@@ -236,11 +236,18 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         except BaseException:
             self._workers.kill()
             raise
-        segment, space = self._steps.segment, self._steps.spec.observation_space
         writer = self._steps.actions if check_actions == "strict" else self._steps.shared_actions
         self._try_write_actions: Callable[[Any], bool] = _refuse if writer is None else writer.try_write_all
         """Writes a batch that has the dtype and shape of the action space."""
-        self._observations = Observations(self._steps.observations, space, segment.views(), segment, copy=copy)
+        steps, segment = self._steps, self._steps.segment
+        self._observations = Observations(
+            steps.observations,
+            steps.spec.observation_space,
+            segment.views(),
+            segment,
+            copy=copy,
+            objects=steps.objects,
+        )
         self._supervisor = Supervisor(
             self._workers,
             self._steps,
@@ -300,50 +307,50 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return info_spec
 
     def _create_steps(self, capacity: Any, action_capacity: Any, info_spec: dict[str, FieldSpec]) -> StepSegment:
-        observation_space: Space[Any] | None = None
-        registered: RegisteredColumn | None = None
-        if self.shared_memory:
-            try:
-                fields_of(self.single_observation_space, 1, capacity)
-                observation_space = self.single_observation_space
-            except CustomSpaceError:
-                registered = self._create_registered(capacity)
+        registered, objects = self._place_observations(capacity)
         action_space: Space[Any] | None = self.single_action_space
         try:
             fields_of(self.single_action_space, 1, action_capacity)
         except (CustomSpaceError, TypeError):
             action_space = None  # actions travel in messages
-        self._message_batch: Any = None
-        """Without shared memory: the batch into which observations are concatenated."""
-        self._message_observations: list[Any] = [None] * self.num_envs
-        """Without shared memory: the last observation of each environment."""
-        if observation_space is None and registered is None:
-            self._message_batch = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
-            with contextlib.suppress(CustomSpaceError):  # then the first reset must be of all environments
-                zeros = iterate(batch_space(self.single_observation_space, self.num_envs), self._message_batch)
-                self._message_observations = [deepcopy(observation) for observation in zeros]
-        return StepSegment.create(
+        steps = StepSegment.create(
             StepSegmentSpec(
                 self.num_envs,
                 self._workers.ranges,
-                observation_space,
+                self.single_observation_space if registered is None else None,
                 action_space,
                 registered,
+                objects,
                 capacity,
                 action_capacity,
                 info_spec,
                 self.check_actions == "env" and action_space is not None and has_forms(action_space),
             )
         )
+        for column in steps.objects.values():
+            column.fill_with_zeros()
+        return steps
 
-    def _create_registered(self, capacity: Any) -> RegisteredColumn:
+    def _place_observations(self, capacity: Any) -> tuple[RegisteredColumn | None, dict[str, Space[Any]]]:
+        """Where observations are that are not fields of the step segment: the column of a registered space, and the
+        parts that travel in messages, by path."""
+        space = self.single_observation_space
+        if not self.shared_memory:
+            return None, {"": space}
         try:
-            return RegisteredColumn.create(self.single_observation_space, self.num_envs, capacity)
-        except CustomSpaceError as error:
-            raise ValueError(
-                "Using `AsyncVectorEnv(..., shared_memory=True)` caused an error, you can disable this feature with "
-                "`shared_memory=False` however this is slower."
-            ) from error
+            fields_of(space, 1, capacity)
+            return None, {}
+        except CustomSpaceError:
+            try:
+                return RegisteredColumn.create(space, self.num_envs, capacity), {}
+            except CustomSpaceError as error:
+                _, objects = split_fields(space, 1, capacity)
+                if "" not in objects:
+                    return None, objects
+                raise ValueError(
+                    "Using `AsyncVectorEnv(..., shared_memory=True)` caused an error, you can disable this feature "
+                    "with `shared_memory=False` however this is slower."
+                ) from error
 
     # ------------------------------------------------------------------------------------------------------- reset
 
@@ -472,7 +479,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _rows_for_slot(self) -> dict[str, NDArray[Any]]:
-        if self._steps.spec.observation_space is None:
+        if self._steps.spec.observation_space is None or self._steps.objects:
             raise NotImplementedError(
                 "step_into and reset_into need observations in arrays of shared memory, found "
                 f"shared_memory={self.shared_memory} and {self.single_observation_space}; use step and reset"
@@ -549,26 +556,13 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         infos = merge(len(envs), [pack(env_infos)])
         if self._supervisor.keeps_observations:
             for env in envs:
-                self._supervisor.keep_observation(env, self._copy_observation(env))
+                self._supervisor.keep_observation(env, self._steps.observations.read_row(env))
         steps = self._steps
-        observations = self._copy_observations(env_ids)
+        observations = steps.observations.load_rows(env_ids)
         return observations, steps.rewards[env_ids], steps.terminated[env_ids], steps.truncated[env_ids], infos, env_ids
 
     def _declared_info(self, env: int) -> dict[str, Any]:
         return {key: column.rows[env].copy() for key, (column, present) in self._steps.infos.items() if present[env]}
-
-    def _copy_observations(self, env_ids: NDArray[np.int64]) -> Any:
-        """A batch of the observations of these environments."""
-        if self._steps.observations is not None:
-            return self._steps.observations.load_rows(env_ids)
-        batch: Any = create_empty_array(self.single_observation_space, n=len(env_ids))
-        # Copies: a batch that is a tuple would have the objects that later batches show again.
-        singles = [deepcopy(self._message_observations[env]) for env in env_ids.tolist()]
-        return concatenate(self.single_observation_space, singles, batch)
-
-    def _copy_observation(self, env: int) -> Any:
-        column = self._steps.observations
-        return deepcopy(self._message_observations[env] if column is None else column.read_row(env))
 
     # -------------------------------------------------------------------------------------------------------- call
 
@@ -688,8 +682,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         return merge(self.num_envs, packed)
 
     def _store_observations(self, message: Message) -> None:
-        for env, observation in message.observations.items():
-            self._message_observations[env] = observation
+        for path, values in message.observations.items():
+            self._steps.objects[path].values.update(values)
 
     def _raise_failures(self, failures: list[Failure], call: AsyncState) -> None:
         """Log all failures and raise the last, as Gymnasium does."""
@@ -710,21 +704,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """The observations of all environments, as the caller gets them."""
         if self._keeps_observations:
             self._keep_observations()
-        if self._steps.observations is None:
-            batch = concatenate(self.single_observation_space, self._message_observations, self._message_batch)
-            return self._observations.hand_out(batch)
         return self._observations.batch()
 
     def _keep_observations(self) -> None:
         """Keep copies of the observations that are handed out now: a restart may have to show them again."""
-        column = self._steps.observations
-        if column is None:
-            observations = deepcopy(self._message_observations)
-        elif isinstance(column, RegisteredColumn):
-            observations = column.load_values()
-        else:
-            observations = list(iterate(self.observation_space, column.read(copy=True)))
-        self._supervisor.keep_observations(observations)
+        self._supervisor.keep_observations(self._steps.observations.read_each())
 
     def _declared_infos(self) -> list[PackedInfos]:
         """The infos that are declared in ``info_spec``, packed as those in messages are."""

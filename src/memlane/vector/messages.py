@@ -108,8 +108,8 @@ class Message:
 
     infos: PackedInfos
     """Infos that are not declared in ``info_spec``."""
-    observations: dict[int, Any]
-    """Observations that are not in shared memory, by environment."""
+    observations: dict[str, dict[int, Any]]
+    """Parts of observations that are not in shared memory, by path and environment."""
     result: Any
     """What the command returned: for ``call`` and ``apply`` a list with one result per environment."""
     failures: list[Failure]

@@ -17,6 +17,9 @@ are awake there is no system call.
     action_other.*       the parent     before ``go``: the action, if it has another form than the space says
     observation.*, rewards, terminated, truncated, info.*, info_present.*     i's worker, before it arrives
 
+Parts of an observation that no array can hold are objects of each process (``objects``): the worker writes them there
+and sends them in its message, from which the parent stores them in its own.
+
 The numbers ``COMMAND_*`` and ``PROGRESS_*`` are defined in cpp/python/vector/commands.hpp.
 """
 
@@ -36,8 +39,9 @@ from memlane import _native
 from memlane._native import PROGRESS_BUSY_NS, PROGRESS_MESSAGES_SENT
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
-from memlane.spaces import fields_of
+from memlane.spaces import Column, fields_of
 from memlane.spaces.arrays import ArrayColumn
+from memlane.spaces.objects import ObjectColumn, split_fields
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector.actions import SharedActions, form_fields
 from memlane.vector.observations import part_column
@@ -55,11 +59,13 @@ class StepSegmentSpec:
     ranges: list[range]
     """The environments of each worker."""
     observation_space: Space[Any] | None
-    """Observation space of one environment; None when observations are in ``registered`` or travel in messages."""
+    """Observation space of one environment; None when observations are in ``registered``."""
     action_space: Space[Any] | None
     """Action space of one environment; None when actions travel in messages."""
     registered: RegisteredColumn | None = None
     """Where observations are whose space a user registered."""
+    objects: Mapping[str, Space[Any]] = field(default_factory=dict)
+    """Parts of an observation that travel in messages, by path; the path "" is the whole observation."""
     capacity: Any = None
     """Capacity of Graph and Sequence spaces in observations."""
     action_capacity: Any = None
@@ -83,13 +89,12 @@ class StepSegmentSpec:
             "terminated": ("bool", n),
             "truncated": ("bool", n),
         }
-        for part, space, capacity in (
-            ("observation", self.observation_space, self.capacity),
-            ("action", self.action_space, self.action_capacity),
-        ):
-            if space is not None:
-                for name, spec in fields_of(space, n, capacity).items():
-                    fields[f"{part}.{name}"] = spec
+        if self.observation_space is not None and "" not in self.objects:
+            observation_fields, _ = split_fields(self.observation_space, n, self.capacity)
+            fields |= {f"observation.{name}": spec for name, spec in observation_fields.items()}
+        if self.action_space is not None:
+            action_fields = fields_of(self.action_space, n, self.action_capacity)
+            fields |= {f"action.{name}": spec for name, spec in action_fields.items()}
         if self.any_form and self.action_space is not None:
             fields |= form_fields(self.action_space, n)
         for key, (dtype, shape) in self.info_spec.items():
@@ -131,7 +136,14 @@ class StepSegment:
         self.terminated = segment["terminated"]
         self.truncated = segment["truncated"]
         views = segment.views()
-        self.observations = part_column("observation", spec.observation_space, views) or spec.registered
+        self.objects: dict[str, ObjectColumn] = {}
+        """Parts of the observations that travel in messages, by path."""
+        for path, space in spec.objects.items():
+            whole_path = f"observation.{path}" if path else "observation"
+            self.objects[whole_path] = ObjectColumn(space, spec.num_envs, whole_path)
+        observations = part_column("observation", spec.observation_space, views, self.objects) or spec.registered
+        assert observations is not None
+        self.observations: Column = observations
         self.actions = part_column("action", spec.action_space, views)
         self.shared_actions = SharedActions(self.actions, views) if self.actions is not None and spec.any_form else None
         """The actions in the form in which the caller gave them; None if ``actions`` checks and casts all."""

@@ -13,6 +13,7 @@ from memlane._native import PROGRESS_CURRENT_ENV, PROGRESS_STEPS
 from memlane.core.rows import address
 from memlane.spaces.column import Column
 from memlane.spaces.nested import CompositeColumn
+from memlane.spaces.objects import ObjectColumn
 from memlane.vector.step_segment import StepSegment
 
 
@@ -31,7 +32,7 @@ class StepWriter:
         self._progress = steps.progress[worker]
         self._observations = steps.observations
         # The native writer has only addresses, so the arrays behind them are kept alive here.
-        self._description = None if self._observations is None else _describe(self._observations, rows)
+        self._description = _describe(self._observations, rows)
         self._infos = {
             key: (("number" if column.rows.ndim == 1 else "array", column.rows[rows]), present[rows])
             for key, (column, present) in steps.infos.items()
@@ -64,13 +65,15 @@ class StepWriter:
 
     def write_observation(self, index: int, observation: Any) -> None:
         """Write what a reset of environment ``index`` returned."""
-        if self._observations is not None and not self.native.write_observation(index, observation):
+        if not self.native.write_observation(index, observation):
             self._observations.write(self._first_env + index, observation)
 
 
 def _describe(column: Column, rows: slice) -> tuple[Any, ...] | None:
     """Describe a column for ``_native.ColumnWriter``; None if only Python can write a part of it."""
     space: Space[Any] = column.space
+    if isinstance(column, ObjectColumn):
+        return ("object", column.written, rows.start)
     if isinstance(column, CompositeColumn):
         parts = [_describe(part, rows) for part in column.parts]
         if not parts or any(part is None for part in parts):

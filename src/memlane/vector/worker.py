@@ -178,9 +178,6 @@ class Worker:
         self.progress = steps.progress[task.worker]
         self.writer = StepWriter(steps, task.worker)
         self.declared_infos = list(steps.infos.items())
-        self.observations_in_messages = steps.observations is None
-        self.observations: dict[int, Any] = {}
-        """Observations for the next message, by index in the batch."""
         self.pending_truncations: dict[int, tuple[str, Any]] = {}
         """For environments that were restarted outside of a step: the cause, and the last observation that the caller
         has seen. Their next step reports both."""
@@ -188,11 +185,8 @@ class Worker:
         """For the next message: why environments were replaced."""
         self.failures: list[Failure] = []
         """For the next message: exceptions that the parent raises."""
-        self.last_observations: dict[int, Any] = {}
-        """The last observations, where they are not in shared memory and may be needed as ``final_obs``."""
-        self.keeps_last_observations = (
-            self.restart_envs and self.observations_in_messages and self.mode is AutoresetMode.SAME_STEP
-        )
+        self.keeps_objects = self.restart_envs and self.mode is AutoresetMode.SAME_STEP
+        """Whether parts of observations that were sent are kept, because ``final_obs`` may need them."""
         steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spin else 0
         self.step_loop = _native.StepLoop(
             steps.commands[task.worker],
@@ -283,8 +277,6 @@ class Worker:
     def _write_step(
         self, index: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> None:
-        if self.observations_in_messages:
-            self._add_observation(index, observation)
         self.writer.write_step(index, observation, reward, terminated, truncated)
         if info or self.declared_infos:
             self._store_info(index, info)
@@ -299,20 +291,12 @@ class Worker:
         if info:
             self.step_loop.add_info(index, info)
 
-    def _add_observation(self, index: int, observation: Any) -> None:
-        self.observations[self.first_env + index] = observation
-        if self.keeps_last_observations:
-            self.last_observations[index] = deepcopy(observation)
-
     def _last_observation(self, index: int) -> Any:
         """The environment's last observation, in the only mode that shows it: a function that a user registered may
         have to read it back, and can fail."""
         if self.mode is not AutoresetMode.SAME_STEP:
             return None
-        column = self.steps.observations
-        if column is None:
-            return self.last_observations.get(index)
-        return deepcopy(column.read_row(self.first_env + index))
+        return self.steps.observations.read_row(self.first_env + index)
 
     # ---------------------------------------------------------------------------------------------------- failures
 
@@ -348,8 +332,6 @@ class Worker:
         """Store the results of a reset that the caller asked for."""
         self.step_loop.mark_running(index)
         self.pending_truncations.pop(index, None)
-        if self.observations_in_messages:
-            self._add_observation(index, observation)
         self.writer.write_observation(index, observation)
         self._store_info(index, info)
 
@@ -442,20 +424,28 @@ class Worker:
     def _pack_message(self, result: Any = None) -> bytes | None:
         """Pickle what the parent has to know about the command besides the rows; None if there is nothing."""
         infos = self.step_loop.take_infos()
-        if not (self.restart_causes or self.failures or self.observations or result is not None):
+        observations = self._take_objects()
+        if not (self.restart_causes or self.failures or observations or result is not None):
             if not infos:
                 return None
             if (floats := pack_floats(infos)) is not None:
                 return pickle_for_parent(floats)
         try:
-            message = pickle_for_parent(
-                Message(pack(infos), self.observations, result, self.failures, self.restart_causes)
-            )
+            message = pickle_for_parent(Message(pack(infos), observations, result, self.failures, self.restart_causes))
         except Exception as error:
             failure = self._failure(error, 0)
             message = pickle_for_parent(Message({}, {}, None, [*self.failures, failure], self.restart_causes))
-        self.observations, self.failures, self.restart_causes = {}, [], []
+        self.failures, self.restart_causes = [], []
         return message
+
+    def _take_objects(self) -> dict[str, dict[int, Any]]:
+        """The parts of observations that the next message carries."""
+        taken = {path: column.take_written() for path, column in self.steps.objects.items() if column.written}
+        if self.keeps_objects:
+            for path, written in taken.items():
+                # Copies: environments that reuse their buffers overwrite them in the next step.
+                self.steps.objects[path].values.update(deepcopy(written))
+        return taken
 
 
 def _action_readers(

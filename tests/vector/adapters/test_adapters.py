@@ -429,8 +429,138 @@ def test_agents_of_different_spaces_are_refused() -> None:
         def action_space(self, agent: str) -> Any:
             return gymnasium.spaces.Discrete(2 + int(agent[-1]))
 
-    with pytest.raises(ValueError, match="same action space"):
+    with pytest.raises(ValueError, match=r"same action space.*'runner_1' has Discrete\(3\); pad_spaces=True"):
         AgentsVectorEnv([lambda: Unequal((1, 1))])
+
+
+class Relay(Race):
+    """Agent ``i`` observes ``i + 1`` numbers and has ``i + 2`` actions; it checks that it gets no others."""
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(1, 100, (int(agent[-1]) + 1,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Discrete(int(agent[-1]) + 2)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert all(self.action_space(agent).contains(action) for agent, action in actions.items())
+        return super().step(actions)
+
+    def _seen(self, agents: list[str]) -> dict[str, NDArray[np.float32]]:
+        return {agent: np.full(int(agent[-1]) + 1, self.time + 1, np.float32) for agent in agents}
+
+
+def test_agents_of_different_spaces_are_padded_on_request() -> None:
+    made = AgentsVectorEnv([lambda: Relay((1, 9, 9))] * 2, num_workers=2, pad_spaces=True)
+    try:
+        assert made.single_action_space == gymnasium.spaces.Discrete(4)
+        assert made.single_observation_space == gymnasium.spaces.Box(np.float32([1, 0, 0]), np.float32([100] * 3))
+        own = [[True, False, False], [True, True, False], [True, True, True]]
+        assert made.observation_mask.tolist() == own * 2
+        assert made.action_mask.tolist() == [[True, *row] for row in own] * 2
+        observations, _ = made.reset()
+        assert observations.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]] * 2
+        # An action that an agent does not have is its first.
+        observations, rewards, terminated, _, infos = made.step(np.array([1, 2, 3, 3, 3, 3]))
+        assert observations.tolist() == [[2, 0, 0], [2, 2, 0], [2, 2, 2]] * 2
+        assert rewards.tolist() == [1, 2, 3, 0, 0, 3]
+        assert terminated.tolist() == [True, False, False] * 2
+        # An agent that has left observes zeros only.
+        observations, *_, infos = made.step(np.zeros(6, int))
+        assert observations.tolist() == [[0, 0, 0], [3, 3, 0], [3, 3, 3]] * 2
+        assert infos["alive"].tolist() == [False, True, True] * 2
+    finally:
+        made.close()
+
+
+class Tug(Race):
+    """Agent ``i`` pulls with ``i + 1`` numbers, whose sum is its reward; it sees them again as a part of a Dict."""
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(-1, 1, (int(agent[-1]) + 1,), np.float64)
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Dict({"pull": self.action_space(agent), "time": gymnasium.spaces.Discrete(100)})
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.pulls = {agent: np.zeros(int(agent[-1]) + 1) for agent in self.possible_agents}
+        return super().reset(seed, options)
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        assert all(self.action_space(agent).contains(action) for agent, action in actions.items())
+        self.pulls |= actions
+        return super().step({agent: action.sum() for agent, action in actions.items()})
+
+    def _seen(self, agents: list[str]) -> Any:
+        return {agent: {"pull": self.pulls[agent], "time": self.time} for agent in agents}
+
+
+def test_parts_of_nested_spaces_and_arrays_of_actions_are_padded() -> None:
+    made = AgentsVectorEnv([lambda: Tug((9, 9))] * 2, num_workers=2, pad_spaces=True)
+    try:
+        assert made.action_mask.tolist() == made.observation_mask["pull"].tolist() == [[True, False], [True, True]] * 2
+        assert made.observation_mask["time"].all()
+        made.reset()
+        observations, rewards, *_ = made.step(np.array([[0.5, 0.25], [0.5, 0.25]] * 2))
+        assert observations["pull"].tolist() == [[0.5, 0], [0.5, 0.25]] * 2
+        assert observations["time"].tolist() == [1] * 4
+        assert rewards.tolist() == [0.5, 0.75] * 2
+    finally:
+        made.close()
+
+
+def test_padding_changes_nothing_where_all_agents_are_alike() -> None:
+    made = AgentsVectorEnv([lambda: Race((1, 3))], pad_spaces=True)
+    try:
+        assert made.single_observation_space == Race((1, 3)).observation_space("runner_0")
+        assert made.observation_mask.all()
+        assert made.action_mask.shape == (2, 5)
+        assert made.action_mask.all()
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("pad_spaces", [False, True])
+def test_spaces_that_cannot_be_padded_are_refused_with_the_agents_that_have_them(pad_spaces: bool) -> None:
+    class Mixed(Race):
+        def action_space(self, agent: str) -> Any:
+            return [gymnasium.spaces.Discrete(2), gymnasium.spaces.MultiBinary(2)][int(agent[-1])]
+
+    with pytest.raises(ValueError, match=r"Discrete\(2\).*'runner_1'"):
+        AgentsVectorEnv([lambda: Mixed((1, 1))], pad_spaces=pad_spaces)
+
+
+def test_a_game_without_possible_agents_is_refused_with_what_to_set() -> None:
+    class Open(pettingzoo.ParallelEnv):  # type: ignore[misc,name-defined]
+        metadata = {"name": "open_v0"}  # noqa: RUF012
+
+    with pytest.raises(ValueError, match=r"with `possible_agents`.*found none in .*set the attribute"):
+        AgentsVectorEnv([Open])
+
+
+def test_a_game_in_turns_is_refused_with_how_to_convert_it() -> None:
+    class Turns(pettingzoo.AECEnv):  # type: ignore[misc,name-defined]
+        metadata = {"name": "turns_v0"}  # noqa: RUF012
+        possible_agents = ["a"]  # noqa: RUF012
+
+    with pytest.raises(TypeError, match=r"act in turns \(AECEnv\).*aec_to_parallel"):
+        AgentsVectorEnv([Turns])
+
+
+@pytest.mark.filterwarnings("ignore:.*ERROR: ")
+def test_an_agent_that_is_not_one_of_the_possible_ones_is_an_error() -> None:
+    class Crowded(Race):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            result = super().reset(seed, options)
+            self.agents.append("stranger")
+            return result
+
+    made = AgentsVectorEnv([lambda: Crowded((1, 1))])
+    try:
+        with pytest.raises(ValueError, match=r"expected agents of `possible_agents`.*found \['stranger'\]"):
+            made.reset()
+    finally:
+        made.close()
 
 
 def test_the_metadata_have_the_autoreset_mode_of_the_games() -> None:
