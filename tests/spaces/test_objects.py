@@ -33,7 +33,9 @@ def test_a_space_without_custom_parts_has_the_fields_that_it_always_has(space: S
     assert split_fields(space, 4) == (fields_of(space, 4), {})
 
 
-@pytest.mark.parametrize("part", [Unknown(), OneOf((Unknown(), Discrete(2))), Sequence(Unknown())], ids=str)
+@pytest.mark.parametrize(
+    "part", [Unknown(), OneOf((Unknown(), Discrete(2))), Sequence(Unknown())], ids=lambda part: type(part).__name__
+)
 def test_a_space_that_only_contains_a_custom_one_is_an_object_as_a_whole(part: Space[Any]) -> None:
     capacity = Capacity(items=3)
     assert split_fields(part, 4, capacity) == ({}, {"": part})
