@@ -10,7 +10,7 @@ padded part by part.
     Discrete(5)
     >>> own_mask(Discrete(3), Discrete(5)).tolist()
     [True, True, True, False, False]
-    >>> fit_action(Discrete(3), 4)
+    >>> int(fit_action(Discrete(3), 4))
     0
     >>> small, large = Box(-1, 1, (2,)), Box(-1, 1, (3,))
     >>> pad_observation(small, large, small.high).tolist()
