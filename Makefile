@@ -87,7 +87,7 @@ third-party: $(VENV)/.third-party  ## environments of other projects, compared w
 	$(PY) -m pytest -m third_party
 
 bench: $(VENV)/.peers build/native/.built  ## every benchmark: memlane and its peers in turns
-	@for name in signal rows ring weights replay vector_envs native_envs train train_off_policy; do $(PY) -m benchmarks.$$name || exit 1; done
+	@for name in signal rows ring weights replay vector_envs real_loop native_envs train train_off_policy; do $(PY) -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

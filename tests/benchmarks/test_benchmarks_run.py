@@ -29,13 +29,14 @@ MISSING = [
     }.items()
     if not available
 ]
+HAS_ATARI = all(importlib.util.find_spec(module) is not None for module in ("ale_py", "cv2"))
 HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 # Each turn imports what it measures: with all libraries it would take minutes.
 ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
 
 
 # One benchmark in CI, to test the harness; the others take seconds to minutes.
-SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs")
+SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs", "atari")
 
 
 @pytest.fixture(scope="module", params=["signal", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
@@ -103,6 +104,7 @@ EXPECTED = {
         "starting 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
         "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
     },
+    "atari": {"4 ALE/Breakout-v5": ["memlane", "gymnasium Sync", "gymnasium Async", "ale-py"] if HAS_ATARI else []},
     "native_envs": {
         "64 CartPole-v1": ["memlane", "gymnasium's NumPy", "bare C"],
         "64 Pendulum-v1": ["memlane", "bare C"],
