@@ -36,7 +36,7 @@ PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void *>(mappin
 
 // ------------------------------------------------------------------------------------------------------ Lease
 
-// Slots of the type, not methods: Python calls them without looking up a method (10 instead of 60 ns).
+// Slots of the type, not methods: Python calls them without looking up a method.
 PyObject *lease_subscript(PyObject *self, PyObject *name) {
     try {
         return nb::inst_ptr<Lease>(self)->array(name).release().ptr();

@@ -19,7 +19,7 @@
 namespace memlane {
 
 // The fields of a block of a mapping as numpy arrays. An array is created when it is first asked for and lent again by
-// the next lease of the block: creating one takes as long as copying 16 KB.
+// the next lease of the block.
 //
 // Between two leases, nothing but this object references an array, and the array is as it was created: `take_back` gives
 // up all others.

@@ -12,7 +12,7 @@
 // two buffers a single writer always finds one.
 //
 // Of several, a writer claims the one that was published last: it is still in the cache (a publication and a read of
-// 4 MB: 123 instead of 132 us; more where the cache is smaller). A reader that a writer overtakes asks for the opposite
+// 4 MB: 123 instead of 132 us on a busy machine). A reader that a writer overtakes asks for the opposite
 // with `rotate_until`: for the next versions, writers claim the oldest, so that with three buffers a reader's copy stays
 // valid for the time of at least one more publication. A reader that dies or stops after that costs only speed, and only
 // until that version.
