@@ -138,8 +138,8 @@ def test_every_measured_row_keeps_the_values_that_its_median_comes_from(run: tup
 
 
 def test_every_expectation_is_printed_with_its_outcome(run: tuple[str, str, dict[str, Any]]) -> None:
-    _, printed, record = run
-    assert record["expectations"]
+    name, printed, record = run
+    assert record["expectations"] or name == "atari"  # which is for orientation
     for expectation in record["expectations"]:
         assert expectation["outcome"] in ("held", "missed", "not measured")
         (line,) = [line for line in printed.splitlines() if f"  {expectation['text']}" in line]
