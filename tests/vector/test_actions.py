@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -285,6 +287,26 @@ def test_what_an_environment_makes_of_an_action_out_of_its_space_is_its_own_affa
             with pytest.raises(theirs.type) as mine:
                 envs.step(wrong)
             assert str(theirs.value) in str(mine.value)
+
+
+class Mortal(Recorder):
+    """Dies of an action above 1."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if np.max(action) > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*WARN")  # how Gymnasium logs a restart
+@pytest.mark.parametrize("deadly", [np.array([[0.5], [0.5], [9.5]]), [[0.5], [0.5], [9.5]]], ids=["array", "message"])
+def test_a_worker_that_was_killed_by_an_action_gets_the_next_ones_in_their_form(deadly: Any) -> None:
+    with ours([partial(Mortal, Box(-1, 1, (1,)))] * 3, num_workers=3, on_error="restart") as envs:
+        envs.reset()
+        assert envs.step(deadly)[3].tolist() == [False, False, True]
+        harmless = FLOATS[:1, :1].repeat(3, axis=0)
+        envs.step(harmless)  # the restarted environment is reset
+        assert envs.step(harmless)[4]["seen"].tolist() == [(described(harmless[0]),)] * 3
 
 
 # --------------------------------------------------------------------------------------------------------------- strict

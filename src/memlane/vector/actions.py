@@ -9,7 +9,7 @@ them, and a word for each environment says which form its action has. Batches of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,18 +176,18 @@ class SharedActions:
             for leaf, (path, _) in zip(_leaf_columns(column), _leaves(column.space), strict=True)
             if leaf.rows is not None
         ]
-        self._only = self._leaves[0] if not isinstance(column, CompositeColumn) else None
+        nested = isinstance(column, CompositeColumn)
+        self.format_field = None if nested else f"{_FORMAT}.{ROOT_NAME}"
+        """The field with the words that say which form each action has; None if the space has several."""
 
     @property
-    def format_field(self) -> str | None:
-        """The field with the words that say which form each action has; None if the space has several."""
-        return None if self._only is None else f"{_FORMAT}.{ROOT_NAME}"
+    def try_write_all(self) -> Callable[[Any], bool]:
+        """A function that writes the actions of all environments if they have the dtypes and shapes of the space;
+        otherwise it returns False, and some may be written. For a space that is not nested it is that of the only leaf,
+        without a call in between: every step begins with it."""
+        return self._try_write_parts if self.format_field is None else self._leaves[0].try_write_all
 
-    def try_write_all(self, actions: Any) -> bool:
-        """Write the actions of all environments if they have the dtypes and shapes of the space; otherwise False, and
-        some may be written."""
-        if self._only is not None:
-            return self._only.try_write_all(actions)
+    def _try_write_parts(self, actions: Any) -> bool:
         parts = _split(self._space, actions)
         return parts is not None and all(
             leaf.try_write_all(part) for leaf, part in zip(self._leaves, parts, strict=True)
