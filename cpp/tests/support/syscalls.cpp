@@ -14,6 +14,7 @@ std::atomic<int> wakes{0};
 std::function<void()> before_wait;
 std::function<void()> before_wake;
 std::function<void()> before_poll;
+std::function<void()> instead_of_yield;
 
 } // namespace syscalls
 
@@ -21,6 +22,7 @@ extern "C" {
 
 long __real_syscall(long number, ...);
 int __real_poll(pollfd *fds, nfds_t count, int timeout_ms);
+int __real_sched_yield();
 
 // libc's syscall() takes any number of arguments and passes on six registers; so does this.
 long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f) {
@@ -44,6 +46,13 @@ int __wrap_poll(pollfd *fds, nfds_t count, int timeout_ms) {
     if (syscalls::before_poll)
         syscalls::before_poll();
     return __real_poll(fds, count, timeout_ms);
+}
+
+int __wrap_sched_yield() {
+    if (!syscalls::instead_of_yield)
+        return __real_sched_yield();
+    syscalls::instead_of_yield();
+    return 0;
 }
 
 } // extern "C"

@@ -21,5 +21,7 @@ extern std::atomic<int> wakes;
 extern std::function<void()> before_wait;
 extern std::function<void()> before_wake;
 extern std::function<void()> before_poll;
+// Is called instead of the system call: the test decides for how long other threads run.
+extern std::function<void()> instead_of_yield;
 
 } // namespace syscalls

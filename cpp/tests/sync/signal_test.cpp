@@ -242,30 +242,34 @@ TEST("a process bound to one core of several still spins by default: its peer ma
     CHECK_EQ(sched_setaffinity(0, sizeof allowed, &allowed), 0);
 }
 
-TEST("waits on a core that another thread wants stop spinning") {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
-    std::atomic<bool> end{false};
-    int spun = 0;
-    std::thread waiter([&] {
-        sched_setaffinity(0, sizeof one, &one);
-        std::thread busy([&] { // inherits the affinity
-            while (!end.load(std::memory_order_relaxed)) {
-            }
-        });
-        Shared<SignalCell> cell;
-        Spin spin(200'000);
-        for (int wait = 0; wait < 2000; ++wait) {
-            const std::int64_t begin = now_ns();
-            CHECK(!spin.until(*cell, 1, forever_ns));
-            spun += now_ns() - begin > 50'000;
-        }
-        end.store(true, std::memory_order_relaxed);
-        busy.join();
-    });
-    waiter.join();
-    CHECK(spun < 40); // 125 of them would be probes if contention did not make probes rarer
+// The number of waits in vain, of 2000, that yielded, where every yield takes `yield_ns`.
+int waits_that_yield(std::int64_t yield_ns) {
+    int yields = 0;
+    syscalls::instead_of_yield = [&] {
+        ++yields;
+        for (const std::int64_t begin = now_ns(); now_ns() - begin < yield_ns;)
+            ;
+    };
+    SignalCell cell{};
+    Spin spin(200'000);
+    int yielding = 0;
+    for (int wait = 0; wait < 2000; ++wait) {
+        const int before = yields;
+        CHECK(!spin.until(cell, 1, forever_ns));
+        yielding += yields > before;
+    }
+    syscalls::instead_of_yield = nullptr;
+    return yielding;
+}
+
+// The bounds leave room for waits that another process interrupts, which then yield as well.
+
+TEST("waits on a core that an unrelated thread keeps for long soon stop spinning") {
+    CHECK(waits_that_yield(2'000'000) < 40); // 9 by doubling: the 16th, 48th, 112th ... wait probes
+}
+
+TEST("waits on a core that another thread takes briefly probe at a constant rate") {
+    CHECK(waits_that_yield(20'000) > 60); // 125 by one in 16
 }
 
 // ----------------------------------------------------------------------------------------------------------- deaths
