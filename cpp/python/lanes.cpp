@@ -154,8 +154,12 @@ void bind_lanes(nb::module_ &m) {
         .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a,
              "timeout"_a.none(), "peers"_a,
              "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
+        .def("put_parts", &RingHandle::put_parts, "parts"_a, "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a.none(),
+             "peers"_a, "Claim a slot, copy the tensors of `parts` into it and commit it.")
         .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a.none(), "peers"_a,
              "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
+        .def("get_parts", &RingHandle::get_parts, "parts"_a, "timeout"_a.none(), "peers"_a,
+             "Take a slot, copy it into the tensors of `parts` and release it.")
         .def("unread", &RingHandle::unread, "Return the number of unread slots.")
         .def("reap", &RingHandle::reap, "Reclaim the slots that dead processes hold and return their number.")
         .def("counters", &RingHandle::counters);

@@ -116,36 +116,45 @@ class RingHandle {
         ring_.release(slot);
     }
 
-    // Claims a slot, copies the tensors into it and commits it. False, and nothing done, if the tensors do not fit
-    // `parts`. `tensors` is None if `parts` was made of them right before.
-    bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
-             nb::handle timeout, nb::handle peers) {
-        if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
-            return false;
-        require_inside(*parts);
+    // Claims a slot, copies the tensors of `parts` into it and commits it.
+    void put_parts(const TensorParts &parts, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
+                   nb::handle timeout, nb::handle peers) {
+        require_inside(parts);
         const std::int64_t slot = claim(timeout, peers);
-        without_gil_for(parts->end_offset, [&] {
-            for (const Part &part : parts->parts)
+        without_gil_for(parts.end_offset, [&] {
+            for (const Part &part : parts.parts)
                 copy_bytes(payload(slot) + part.offset, part.data, part.bytes);
         });
         commit(slot, policy_version, writer, rows);
+    }
+
+    // The same of these tensors, if they fit `parts`; otherwise does nothing and returns false.
+    bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
+             nb::handle timeout, nb::handle peers) {
+        if (parts == nullptr || !parts->fits(tensors))
+            return false;
+        put_parts(*parts, policy_version, writer, rows, timeout, peers);
         return true;
     }
 
-    // Takes a slot, copies it into the tensors and releases it. Nothing if the tensors do not fit `parts`. `tensors` is
-    // None if `parts` was made of them right before.
-    std::optional<Head> get(TensorParts *parts, nb::handle tensors, nb::handle timeout, nb::handle peers) {
-        if (parts == nullptr || !(tensors.is_none() || parts->fits(tensors)))
-            return std::nullopt;
-        require_inside(*parts);
+    // Takes a slot, copies it into the tensors of `parts` and releases it.
+    Head get_parts(const TensorParts &parts, nb::handle timeout, nb::handle peers) {
+        require_inside(parts);
         const std::int64_t slot = take(timeout, peers);
-        without_gil_for(parts->end_offset, [&] {
-            for (const Part &part : parts->parts)
+        without_gil_for(parts.end_offset, [&] {
+            for (const Part &part : parts.parts)
                 copy_bytes(part.data, payload(slot) + part.offset, part.bytes);
         });
         const Head result = head(slot);
         release(slot);
         return result;
+    }
+
+    // The same into these tensors, if they fit `parts`; otherwise does nothing and returns nothing.
+    std::optional<Head> get(TensorParts *parts, nb::handle tensors, nb::handle timeout, nb::handle peers) {
+        if (parts == nullptr || !parts->fits(tensors))
+            return std::nullopt;
+        return get_parts(*parts, timeout, peers);
     }
 
     Head head(std::int64_t slot) const {

@@ -218,7 +218,7 @@ class Ring:
     def put(
         self,
         parts: TensorParts | None,
-        tensors: Mapping_[str, object] | None,
+        tensors: Mapping_[str, object],
         policy_version: int,
         writer: int,
         rows: int,
@@ -226,14 +226,26 @@ class Ring:
         peers: Iterable[_Watchable],
     ) -> bool:
         """Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`."""
+    def put_parts(
+        self,
+        parts: TensorParts,
+        policy_version: int,
+        writer: int,
+        rows: int,
+        timeout: float | None,
+        peers: Iterable[_Watchable],
+    ) -> None:
+        """Claim a slot, copy the tensors of `parts` into it and commit it."""
     def get(
         self,
         parts: TensorParts | None,
-        tensors: Mapping_[str, object] | None,
+        tensors: Mapping_[str, object],
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
         """Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`."""
+    def get_parts(self, parts: TensorParts, timeout: float | None, peers: Iterable[_Watchable]) -> SlotHead:
+        """Take a slot, copy it into the tensors of `parts` and release it."""
     def unread(self) -> int:
         """Return the number of unread slots."""
     def reap(self) -> int:

@@ -171,11 +171,10 @@ class Writer:
 
         The fastest way for arrays that exist already. Names, dtypes and shapes must be those of the layout.
         """
-        if tensors is None or not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
+        if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
             parts = TensorParts(self._ring.layout, tensors, "tensors", writeable=False)
             parts.before_publish()
-            put = self._put(parts, None, policy_version, self.writer, rows, timeout, peers)
-            assert put
+            self._ring.native.put_parts(parts, policy_version, self.writer, rows, timeout, peers)
             self._parts = None if parts.staging else parts
 
 
@@ -202,11 +201,10 @@ class Reader:
 
         Returns the slot's head: sequence number, policy version, writer, rows and times.
         """
-        head = None if out is None else self._get(self._parts, out, timeout, peers)
+        head = self._get(self._parts, out, timeout, peers)
         if head is None:
             parts = TensorParts(self._ring.layout, out, "out", writeable=True)
-            head = self._get(parts, None, timeout, peers)
-            assert head is not None
+            head = self._ring.native.get_parts(parts, timeout, peers)
             parts.after_read()
             self._parts = None if parts.staging else parts
         return head
