@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from benchmarks.harness import Contender, Kind, Report, Table, parser, race
-from benchmarks.turns import Effort, answer_turn, measured, turn_in_new_process
+from benchmarks.turns import Effort, main_or_turn, measured, turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
 GAME, ENV_ID = "breakout", "ALE/Breakout-v5"
@@ -101,7 +100,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import BARE, Contender, Expectation, Report, Table, best, parser, race, ratio, threads_text
-from benchmarks.turns import Effort, answer_turn, measured, turn_in_new_process
+from benchmarks.turns import Effort, main_or_turn, measured, turn_in_new_process
 
 CORES = len(os.sched_getaffinity(0))
 BARE_ENVS = BARE.with_name("bare_envs")
@@ -157,7 +156,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

@@ -6,16 +6,15 @@ the actions, on torch's default threads and on one. The others are whole trainin
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.entrants import missing
 from benchmarks.harness import Contender, Expectation, Report, Table, best, parser, race, ratio
-from benchmarks.turns import Effort, answer_turn, measured, turn_in_new_process
-from benchmarks.vector_workloads import env_fns, missing_for
+from benchmarks.programs import cleanrl_ppo, sb3_dqn, sb3_ppo, torchrl_collector, vector_env
+from benchmarks.turns import Effort, main_or_turn, measured, turn_in_new_process
+from benchmarks.vector_workloads import missing_for
 
 CART_POLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 LOOPS = [(CART_POLE, 1), (CART_POLE, 8), (CART_POLE, 16), (CART_POLE, 64), (CHEETAH, 8)]
@@ -24,17 +23,6 @@ DEFAULT = "default threads"
 
 
 # ------------------------------------------------------------------------------------------- in the process of a turn
-
-
-def vector_env(library: str, workload: str, num_envs: int, settings: dict[str, Any]) -> Any:
-    from gymnasium import vector
-
-    fns = env_fns(workload, num_envs)
-    if library == "memlane":
-        from memlane.vector import AsyncVectorEnv
-
-        return AsyncVectorEnv(fns, **settings)
-    return {"Sync": vector.SyncVectorEnv, "Async": vector.AsyncVectorEnv}[library](fns)
 
 
 def policy_loop(request: dict[str, Any]) -> list[float]:
@@ -66,99 +54,8 @@ def policy_loop(request: dict[str, Any]) -> list[float]:
     return measured(advance, envs.close, [request["warm_up"], *[request["seconds"]] * request["blocks"]])
 
 
-def sb3_ppo(request: dict[str, Any]) -> list[float]:
-    """Nanoseconds for one environment step of a training with Stable-Baselines3's PPO and its default settings."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecMonitor
-
-    fns = env_fns(request["workload"], request["num_envs"])
-    if request["library"] == "memlane":
-        from memlane.vector.adapters.sb3 import SB3VecEnv
-
-        envs = SB3VecEnv(fns, **request["settings"])
-    else:
-        envs = {"Dummy": DummyVecEnv, "Subproc": SubprocVecEnv}[request["library"]](fns)
-    model = PPO("MlpPolicy", VecMonitor(envs), n_steps=request["n_steps"], seed=0, device="cpu")
-    rollout = request["n_steps"] * request["num_envs"]
-    model.learn(rollout)  # starts everything, and fills the caches
-    values = []
-    for _ in range(request["blocks"]):
-        begin = time.monotonic_ns()
-        model.learn(rollout, reset_num_timesteps=False)
-        values.append((time.monotonic_ns() - begin) / rollout)
-    envs.close()
-    return values
-
-
-def cleanrl_ppo(request: dict[str, Any]) -> list[float]:
-    """Nanoseconds for one environment step of a PPO in one file, written as CleanRL's."""
-    import numpy as np
-    import torch
-    from torch import nn
-
-    torch.manual_seed(0)
-    envs = vector_env(request["library"], request["workload"], request["num_envs"], request["settings"])
-    inputs, actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
-    num_envs, num_steps = request["num_envs"], 128
-
-    def layers(outputs: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
-
-    actor, critic = layers(actions), layers(1)
-    parameters = [*actor.parameters(), *critic.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=2.5e-4, eps=1e-5)
-    obs = torch.zeros((num_steps, num_envs, inputs))
-    acts, logprobs, rewards, dones, values = (torch.zeros((num_steps, num_envs)) for _ in range(5))
-    next_obs, next_done = torch.as_tensor(envs.reset(seed=0)[0]), torch.zeros(num_envs)
-
-    def iteration() -> None:
-        nonlocal next_obs, next_done
-        for step in range(num_steps):
-            obs[step], dones[step] = next_obs, next_done
-            with torch.no_grad():
-                distribution = torch.distributions.Categorical(logits=actor(next_obs))
-                action = distribution.sample()
-                values[step] = critic(next_obs).flatten()
-            acts[step], logprobs[step] = action, distribution.log_prob(action)
-            observation, reward, terminated, truncated, _ = envs.step(action.numpy())
-            rewards[step] = torch.as_tensor(reward, dtype=torch.float32)
-            next_obs = torch.as_tensor(observation)
-            next_done = torch.as_tensor(np.logical_or(terminated, truncated), dtype=torch.float32)
-        with torch.no_grad():
-            last = critic(next_obs).flatten()
-            advantages, carried = torch.zeros_like(rewards), torch.zeros(num_envs)
-            for step in reversed(range(num_steps)):
-                alive = 1 - (next_done if step == num_steps - 1 else dones[step + 1])
-                following = last if step == num_steps - 1 else values[step + 1]
-                delta = rewards[step] + 0.99 * following * alive - values[step]
-                carried = delta + 0.99 * 0.95 * alive * carried
-                advantages[step] = carried
-            returns = advantages + values
-        flat = [each.flatten(0, 1) for each in (obs, acts, logprobs, advantages, returns)]
-        rows, minibatch = num_steps * num_envs, num_steps * num_envs // 4
-        for _ in range(4):
-            for part in torch.randperm(rows).split(minibatch):
-                b_obs, b_acts, b_logprobs, b_advantages, b_returns = (each[part] for each in flat)
-                distribution = torch.distributions.Categorical(logits=actor(b_obs))
-                ratio_ = (distribution.log_prob(b_acts) - b_logprobs).exp()
-                normal = (b_advantages - b_advantages.mean()) / (b_advantages.std() + 1e-8)
-                policy_loss = torch.max(-normal * ratio_, -normal * ratio_.clamp(0.8, 1.2)).mean()
-                value_loss = 0.5 * (critic(b_obs).flatten() - b_returns).pow(2).mean()
-                loss = policy_loss - 0.01 * distribution.entropy().mean() + 0.5 * value_loss
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(parameters, 0.5)
-                optimizer.step()
-
-    def advance() -> int:
-        iteration()
-        return num_steps * num_envs
-
-    return measured(advance, envs.close, [request["warm_up"], *[request["seconds"]] * request["blocks"]])
-
-
 TURNS: dict[str, Callable[[dict[str, Any]], list[float]]] = {
-    function.__name__: function for function in (policy_loop, sb3_ppo, cleanrl_ppo)
+    function.__name__: function for function in (policy_loop, sb3_ppo, sb3_dqn, cleanrl_ppo, torchrl_collector)
 }
 
 
@@ -177,6 +74,10 @@ class Entry:
     skip: str = ""
 
 
+MEMLANE, CALLER = Entry("memlane", "memlane", {}), Entry("memlane, num_workers=0", "memlane", {"num_workers": 0})
+SYNC, ASYNC = Entry("gymnasium Sync", "Sync", {}), Entry("gymnasium Async", "Async", {})
+
+
 def contenders(turn: str, workload: str, num_envs: int, entries: Sequence[Entry], effort: Effort,
                **request: Any) -> list[Contender]:  # fmt: skip
     def measure(entry: Entry) -> Callable[[], list[float]]:
@@ -192,13 +93,7 @@ def contenders(turn: str, workload: str, num_envs: int, entries: Sequence[Entry]
 
 
 def add_loop(report: Report, workload: str, num_envs: int, threads: int | None, effort: Effort, rounds: int) -> None:
-    entries = [
-        Entry("memlane", "memlane", {}),
-        Entry("memlane, num_workers=0", "memlane", {"num_workers": 0}),
-        Entry("gymnasium Sync", "Sync", {}),
-        Entry("gymnasium Async", "Async", {}),
-    ]
-    rows = contenders("policy_loop", workload, num_envs, entries, effort, threads=threads)
+    rows = contenders("policy_loop", workload, num_envs, [MEMLANE, CALLER, SYNC, ASYNC], effort, threads=threads)
     race(rows, rounds)
     what = DEFAULT if threads is None else "one torch thread"
     title = f"{num_envs} {workload} and a policy, {what}"
@@ -214,60 +109,85 @@ def add_loop(report: Report, workload: str, num_envs: int, threads: int | None, 
                               ratio(peer, ours), at_least=least))  # fmt: skip
 
 
-def add_sb3(report: Report, workload: str, num_envs: int, effort: Effort, rounds: int, quick: bool) -> None:
-    absent = missing("stable_baselines3")
-    entries = [
-        Entry("SB3VecEnv", "memlane", {}, absent),
-        Entry("DummyVecEnv", "Dummy", {}, absent),
-        Entry("SubprocVecEnv", "Subproc", {}, absent),
+@dataclass
+class Program:
+    """A table of a whole training program. ``entries`` begins with the one that the expectation is about."""
+
+    title: str
+    turn: str
+    workload: str
+    num_envs: int
+    entries: Sequence[Entry]
+    least: float = 1.0
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+def programs(quick: bool) -> dict[str, list[Program]]:
+    """The programs by the name of their tables."""
+    no_sb3, no_torchrl = missing("stable_baselines3"), missing("torchrl")
+    sb3 = [
+        Entry("SB3VecEnv", "memlane", {}, no_sb3),
+        Entry("DummyVecEnv", "Dummy", {}, no_sb3),
+        Entry("SubprocVecEnv", "Subproc", {}, no_sb3),
     ]
-    rows = contenders("sb3_ppo", workload, num_envs, entries, effort, n_steps=64 if quick else 256)
-    race(rows, rounds)
-    title = f"Stable-Baselines3's PPO, {num_envs} {workload}"
-    report.add(Table(title, "SB3VecEnv", rows, "an environment step, collected and learned from", rate="steps/s"))
-    peer = best(rows, kind="peer")
-    least = 1.3 if workload == CHEETAH else 1.0
-    report.expect(Expectation(f"{title}: SB3VecEnv at least {least} times as fast as the better of Dummy and Subproc",
-                              ratio(peer, rows[0]), at_least=least))  # fmt: skip
+    dqn = [Entry("SB3VecEnv, num_workers=0", "memlane", {"num_workers": 0}, no_sb3), *sb3]
+    torchrl = [
+        *(replace(entry, skip=no_torchrl) for entry in (MEMLANE, CALLER, SYNC, ASYNC)),
+        Entry("torchrl SerialEnv", "SerialEnv", {}, no_torchrl),
+        Entry("torchrl ParallelEnv", "ParallelEnv", {}, no_torchrl),
+    ]
+    sizes = [(CART_POLE, 4, 1.0)] if quick else [(CART_POLE, 8, 1.0), (CHEETAH, 8, 1.3)]
+    return {
+        "sb3": [
+            Program(f"Stable-Baselines3's PPO, {num_envs} {workload}", "sb3_ppo", workload, num_envs, sb3, least,
+                    {"n_steps": 64 if quick else 256})
+            for workload, num_envs, least in sizes
+        ],
+        "cleanrl": [
+            Program(f"PPO in one file, as CleanRL's, {num_envs} {CART_POLE}", "cleanrl_ppo", CART_POLE, num_envs,
+                    [MEMLANE, CALLER, SYNC, ASYNC])
+            for num_envs in ([4] if quick else [4, 16])
+        ],
+        "dqn": [
+            Program(f"Stable-Baselines3's DQN, 1 {CART_POLE}", "sb3_dqn", CART_POLE, 1, dqn,
+                    request={"steps": 200 if quick else 1000})
+        ],
+        "torchrl": [
+            Program(f"TorchRL's collector, {num_envs} {workload}", "torchrl_collector", workload, num_envs, torchrl)
+            for workload, num_envs in ([(CART_POLE, 4)] if quick else [(CART_POLE, 8), (CART_POLE, 32)])
+        ],
+    }  # fmt: skip
 
 
-def add_cleanrl(report: Report, num_envs: int, effort: Effort, rounds: int) -> None:
-    entries = [
-        Entry("memlane", "memlane", {}), Entry("gymnasium Sync", "Sync", {}), Entry("gymnasium Async", "Async", {}),
-    ]  # fmt: skip
-    rows = contenders("cleanrl_ppo", CART_POLE, num_envs, entries, effort)
+def add_program(report: Report, program: Program, effort: Effort, rounds: int) -> None:
+    rows = contenders(program.turn, program.workload, program.num_envs, program.entries, effort, **program.request)
     race(rows, rounds)
-    title = f"PPO in one file, as CleanRL's, {num_envs} {CART_POLE}"
-    report.add(Table(title, "memlane", rows, "an environment step, collected and learned from", rate="steps/s"))
-    report.expect(Expectation(f"{title}: memlane no slower than the better of Sync and Async",
-                              ratio(best(rows, "gymnasium"), rows[0]), at_least=1))  # fmt: skip
+    ours, least = rows[0], program.least
+    report.add(Table(program.title, ours.name, rows, "an environment step of the program", rate="steps/s"))
+    report.expect(Expectation(f"{program.title}: {ours.name} at least {least} times as fast as the best alternative",
+                              ratio(best(rows, kind="peer"), ours), at_least=least))  # fmt: skip
 
 
 def main() -> None:
     arguments = parser(__doc__.splitlines()[0])
-    tables = ["policy", "sb3", "cleanrl"]
+    tables = ["policy", *programs(quick=True)]
     arguments.add_argument("--tables", nargs="*", choices=tables, default=tables,
                            help="tables to measure (default: all)")  # fmt: skip
     options = arguments.parse_args()
     quick = options.quick
     effort = Effort(2, 0.05, 0.05) if quick else Effort(3, 0.5, 0.7)
     rounds = options.rounds or (1 if quick else 5)
-    report = Report("real_loop", options, peers=["gymnasium", "mujoco", "torch", "stable-baselines3"])
+    report = Report("real_loop", options, peers=["gymnasium", "mujoco", "torch", "stable-baselines3", "torchrl"])
     if "policy" in options.tables:
         for workload, num_envs in LOOPS[1:2] if quick else LOOPS:
             for threads in (None, 1):
                 add_loop(report, workload, num_envs, threads, effort, rounds)
-    if "sb3" in options.tables:
-        for workload, num_envs in [(CART_POLE, 4)] if quick else [(CART_POLE, 8), (CHEETAH, 8)]:
-            add_sb3(report, workload, num_envs, effort, rounds, quick)
-    if "cleanrl" in options.tables:
-        for num_envs in (4,) if quick else (4, 16):
-            add_cleanrl(report, num_envs, effort, rounds)
+    for name, each in programs(quick).items():
+        if name in options.tables:
+            for program in each:
+                add_program(report, program, effort, rounds)
     report.finish()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

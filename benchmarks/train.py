@@ -7,7 +7,6 @@ The time of the whole process has a table of its own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -16,7 +15,7 @@ from benchmarks import trainers
 from benchmarks.entrants import CORES, Entrant, add_rate_table, add_until_tables, missing, run_turns
 from benchmarks.harness import Expectation, Report, best, parser, ratio, threads_text
 from benchmarks.trainers import Clock
-from benchmarks.turns import answer_turn
+from benchmarks.turns import main_or_turn
 
 CART_POLE, CHEETAH = "CartPole-v1", "HalfCheetah-v5"
 SECONDS = 90.0
@@ -170,7 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

@@ -7,7 +7,6 @@ the target as its mean return of 20 episodes. It is stopped during these evaluat
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -17,7 +16,7 @@ from benchmarks import trainers
 from benchmarks.entrants import CORES, Entrant, add_rate_table, add_until_tables, missing, run_turns
 from benchmarks.harness import Expectation, Report, best, parser, ratio, threads_text
 from benchmarks.trainers import Clock
-from benchmarks.turns import answer_turn
+from benchmarks.turns import main_or_turn
 
 SECONDS = 300.0
 """Time limit of a turn."""
@@ -165,7 +164,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

@@ -1,6 +1,7 @@
 """Turns in new processes, so that no contender inherits the threads, caches or imports of another.
 
-The parent calls ``turn_in_new_process``, which runs the benchmark again with ``--turn``; that calls ``answer_turn``.
+The parent calls ``turn_in_new_process``, which runs the benchmark again with ``--turn``; there ``main_or_turn`` takes
+the turn.
 """
 
 from __future__ import annotations
@@ -75,9 +76,12 @@ def turn_in_new_process(
     return values
 
 
-def answer_turn(take_turn: Callable[[dict[str, Any]], list[float]]) -> None:
-    """Take the requested turn and write its values. Called in the new process."""
-    Path("values.json").write_text(json.dumps(take_turn(json.loads(sys.argv[2]))))
+def main_or_turn(main: Callable[[], None], take_turn: Callable[[dict[str, Any]], list[float]]) -> None:
+    """Run a benchmark: its ``main``, or the turn that ``turn_in_new_process`` asks for."""
+    if sys.argv[1:2] == ["--turn"]:
+        Path("values.json").write_text(json.dumps(take_turn(json.loads(sys.argv[2]))))
+    else:
+        main()
 
 
 def measured(advance: Callable[[], int], close: Callable[[], object], seconds: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Contender, Expectation, Kind, Report, Table, best, parser, race, ratio
-from benchmarks.turns import Effort, answer_turn, in_new_process, measured, turn_in_new_process
+from benchmarks.turns import Effort, in_new_process, main_or_turn, measured, turn_in_new_process
 from benchmarks.vector_workloads import (
     MAKE,
     SLEEPS,
@@ -603,7 +603,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turn"]:
-        answer_turn(take_turn)
-    else:
-        main()
+    main_or_turn(main, take_turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing as mp
 import os
 import shutil
@@ -33,6 +34,13 @@ else:
     atexit.register(shutil.rmtree, os.environ["MEMLANE_TESTS_DIR"], ignore_errors=True)
 
 SHM = Path(os.environ.get("MEMLANE_SHM_DIR", "/dev/shm"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the collection has created out of later garbage collections: a full one took 0.3 s in a test run of
+    7,000 tests, and forked children copied the pages that it touched."""
+    gc.collect()
+    gc.freeze()
 
 
 def names_in_shm() -> set[str]:
