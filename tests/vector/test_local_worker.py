@@ -123,3 +123,19 @@ def test_ctrl_c_within_an_environment_ends_the_call_and_later_ones_say_so() -> N
             envs.step(np.array([0, 99]))
         with pytest.raises(ClosedEnvironmentError, match="KeyboardInterrupt interrupted the environments"):
             envs.step(np.array([0, 0]))
+
+
+class Interrupted(Counter):
+    """Ctrl-C comes while it is reset."""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        del kwargs
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_within_a_reset_is_reported_as_one_within_an_environment() -> None:
+    with ours([Counter, Interrupted], num_workers=0) as envs:
+        with pytest.raises(KeyboardInterrupt):
+            envs.reset(seed=0)
+        with pytest.raises(ClosedEnvironmentError, match="KeyboardInterrupt interrupted the environments"):
+            envs.reset(seed=0)

@@ -183,11 +183,11 @@ class Supervisor:
                 with contextlib.suppress(WorkerDied):
                     self._send_content(handle, content)
                 self._expected_arrivals += len(handle.envs)
-            if self._local is not None:
-                self._run_local(self._local)
         except KeyboardInterrupt:
             self.broken = "Ctrl-C interrupted a call after some of the workers had been sent their message"
             raise
+        if self._local is not None:
+            self._run_local(self._local)
 
     def _run_local(self, local: LocalWorker) -> None:
         """Let the worker in this process execute what was issued, so that no wait has anything to wait for."""
