@@ -44,7 +44,7 @@ from memlane.vector.errors import CallTimeout
 from memlane.vector.infos import InfoColumn, Kind, PackedInfos, as_range, merge, pack, unpack
 from memlane.vector.messages import Failure, Message, Ready
 from memlane.vector.observations import Observations
-from memlane.vector.placement import choose_placement
+from memlane.vector.placement import Placement, choose_placement
 from memlane.vector.rollout_slot import store_observations, store_step
 from memlane.vector.step_segment import StepSegment, StepSegmentSpec, split_envs
 from memlane.vector.supervisor import AsyncState, OnError, Supervisor
@@ -213,9 +213,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 f"step_timeout={step_timeout:g} needs num_workers=1 or more: with 0 the environments run in "
                 "this process, where none that hangs can be killed"
             )
-        self.placement = choose_placement(self.num_envs, num_workers, self.max_concurrency, pin_workers)
-        """How many workers there are, where they run, and why."""
-        self.num_workers = self.placement.num_workers
+        placement = choose_placement(self.num_envs, num_workers, self.max_concurrency, pin_workers)
+        self.num_workers = placement.num_workers
         assets = {name: _create_asset(name, array) for name, array in (shared_assets or {}).items()}
         self._workers = WorkerPool(
             env_fns,
@@ -225,7 +224,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             name=type(self).__name__,
             autoreset_mode=self.autoreset_mode,
             restart_envs=on_error == "restart",
-            placement=self.placement,
+            placement=placement,
             assets=assets,
         )
         ready = self._workers.start()
@@ -256,6 +255,11 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_window=restart_window,
             step_timeout=step_timeout,
         )
+
+    @property
+    def placement(self) -> Placement:
+        """How many workers there are, where they run, and why; with what was changed while they ran."""
+        return self._supervisor.review.placement
 
     @property
     def restarts(self) -> int:

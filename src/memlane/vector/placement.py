@@ -2,8 +2,8 @@
 
 The default is one worker per core, each pinned to its own: without that, the kernel now and then runs two workers on
 one core and none on the other. A waiting process spins for a moment before it sleeps, unless another thread wants its
-core (``Spin`` in C++ notices that). Such threads are common: the thread pool of a torch policy spins for milliseconds
-after each operation.
+core (``Spin`` in C++ notices that). Such threads are common: those of a torch policy's thread pool (see
+``helper_threads``).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memlane.core.arguments import as_count
 from memlane.core.cores import core_count
+from memlane.vector.helper_threads import HelperThreads
 
 _CROWDED = 0.1
 """The share of their time that workers wait for a core, from which on that is said."""
@@ -37,13 +38,17 @@ class Placement:
     """Whether a worker spins for a moment before it sleeps."""
     reason: str
     """Why, in a few words."""
+    lowered_threads: int = 0
+    """Helper threads of the caller that give way to workers; see ``helper_threads``."""
 
     def __str__(self) -> str:
         if self.num_workers == 0:
             return f"no workers ({self.reason})"
         pinned = "not pinned" if self.cores is None else f"pinned to cores {', '.join(map(str, self.cores))}"
         waiting = "spinning" if self.spin else "sleeping"
-        return f"{_count(self.num_workers, 'worker')}, {pinned}, {waiting} between steps ({self.reason})"
+        lowered = self.lowered_threads
+        helpers = f"; {_count(lowered, 'helper thread')} of the caller at a lower priority" if lowered else ""
+        return f"{_count(self.num_workers, 'worker')}, {pinned}, {waiting} between steps ({self.reason}){helpers}"
 
 
 def choose_placement(
@@ -70,18 +75,21 @@ def choose_placement(
 
 
 class PlacementReview:
-    """Looks at a few steps now and then, and says once what would make them faster.
+    """Looks at a few steps now and then, makes them faster where it can, and otherwise says once what would.
 
     It compares what the steps took with what the workers spent on them, which is what they would take in one process,
-    and asks the kernel how long the workers had to wait for a core.
+    and asks the kernel how long the workers had to wait for a core. If they waited beside busy helper threads of the
+    caller, those get a lower priority.
     """
 
-    STEPS = 32
+    STEPS = 64
     """Steps that a review looks at."""
 
     def __init__(self, placement: Placement, num_envs: int) -> None:
-        self._placement = placement
+        self.placement = placement
+        """What was chosen, with what a review has changed."""
         self._num_envs = num_envs
+        self._helpers = HelperThreads()
         self._remaining = 0
         self.active = False
         """Whether steps are looked at: ``begin_step`` and ``end_step`` are to be called then."""
@@ -93,6 +101,7 @@ class PlacementReview:
         self.active = True
         self._busy_before = busy_ns
         self._scheduled_before = _scheduled(pids)
+        self._helpers.watch()
         self._step_ns = self._began = 0
 
     def begin_step(self) -> None:
@@ -110,6 +119,9 @@ class PlacementReview:
         self.active = False
         ran, waited = (now - then for now, then in zip(_scheduled(pids), self._scheduled_before, strict=True))
         delay = waited / (ran + waited) if ran > 0 else 0.0
+        if delay >= _CROWDED and (lowered := self._helpers.lower_busy()):
+            self.placement = replace(self.placement, lowered_threads=self.placement.lowered_threads + lowered)
+            return None  # the next review shows whether that was enough
         kind, advice = ("crowded", self._crowded(delay)) if delay >= _CROWDED else ("local", self._local(busy_ns))
         if advice is None or kind in self._given:
             return None
@@ -120,7 +132,7 @@ class PlacementReview:
         torch = sys.modules.get("torch")
         threads = torch.get_num_threads() if torch is not None else 1
         cores = core_count()
-        if threads < 2 or threads + self._placement.num_workers <= cores:
+        if threads < 2 or threads + self.placement.num_workers <= cores:
             return None
         return (
             f"the workers waited for a core in {delay:.0%} of their time, because torch computes with {threads} "
@@ -132,7 +144,7 @@ class PlacementReview:
         step_us = self._step_ns / self.STEPS / 1000
         if step_us < _WORTH_SAYING * busy_us:
             return None
-        envs, workers = _count(self._num_envs, "environment"), _count(self._placement.num_workers, "worker")
+        envs, workers = _count(self._num_envs, "environment"), _count(self.placement.num_workers, "worker")
         return (
             f"a step of {envs} takes {step_us:.0f} us in {workers}, and the environments need {busy_us:.0f} us of "
             "that: num_workers=0, which steps them in this process, would make steps about "

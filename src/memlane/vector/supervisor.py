@@ -77,7 +77,7 @@ class Supervisor:
         self._restart_window = RestartWindow(max_restarts, restart_window)
         cores = [-1 if handle.task.core is None else handle.task.core for handle in self._handles]
         self._commands = _native.CommandWords(steps.commands, cores)
-        self._review = PlacementReview(pool.placement, steps.spec.num_envs)
+        self.review = PlacementReview(pool.placement, steps.spec.num_envs)
         self._num_envs = steps.spec.num_envs
         self._local = pool.local
         self._sent: set[int] = set()
@@ -157,13 +157,13 @@ class Supervisor:
     def _issue_step(self) -> None:
         self._last_messages.clear()
         self._expected_arrivals += self._num_envs  # first: Ctrl-C may come with the return of the next call
-        if self._review.active:
-            self._review.begin_step()
+        if self.review.active:
+            self.review.begin_step()
         due = self._commands.issue_all(self._cell, COMMAND_STEP)
         if self._local is not None:
             self._run_local(self._local)
         elif due:
-            self._review.start(self._pool.pids, self._steps.busy_ns)
+            self.review.start(self._pool.pids, self._steps.busy_ns)
 
     def _issue_send(self, arrivals: Mapping[int, int]) -> None:
         workers, count = list(arrivals), sum(arrivals.values())
@@ -221,7 +221,7 @@ class Supervisor:
             self.pending_call = AsyncState.DEFAULT
             raise
         self.pending_call = _DEFAULT
-        if self._review.active and (advice := self._review.end_step(self._pool.pids, self._steps.busy_ns)):
+        if self.review.active and (advice := self.review.end_step(self._pool.pids, self._steps.busy_ns)):
             logger.warn("%s", advice)
         if not self._received:
             return {}
