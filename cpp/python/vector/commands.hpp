@@ -32,6 +32,8 @@ enum : std::size_t {
     messages_sent,     // messages that the worker has sent to the parent
     commands_finished, // commands that the worker has finished
     busy_ns,           // time that the worker has spent on commands, without its waits for them
+    float_infos,       // commands whose infos the worker has written as floats
+    float_forms,       // number of the form of those floats, counted from 1
 };
 }
 

@@ -44,6 +44,8 @@ void bind_vector(nb::module_ &m) {
     m.attr("PROGRESS_STEPS") = static_cast<std::size_t>(progress::steps);
     m.attr("PROGRESS_MESSAGES_SENT") = static_cast<std::size_t>(progress::messages_sent);
     m.attr("PROGRESS_BUSY_NS") = static_cast<std::size_t>(progress::busy_ns);
+    m.attr("PROGRESS_FLOAT_INFOS") = static_cast<std::size_t>(progress::float_infos);
+    m.attr("PROGRESS_FLOAT_FORMS") = static_cast<std::size_t>(progress::float_forms);
     m.attr("PROGRESS_COMMANDS_FINISHED") = static_cast<std::size_t>(progress::commands_finished);
 
     nb::class_<Quorum>(m, "Quorum", "A count that several processes advance and one waits for.")

@@ -670,13 +670,14 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             received = self._supervisor.finish(deadline)
         except WaitTimeout:
             raise CallTimeout(f"The call to `{caller}` has timed out after {timeout} second(s).") from None
-        if not received and not self._steps.infos:
+        floats = self._supervisor.take_float_infos()
+        if not (received or floats or self._steps.infos):
             return {}, {}
         messages = [message for worker in sorted(received) for message in received[worker]]
         for message in messages:
             self._store_observations(message)
         self._raise_failures([failure for message in messages for failure in message.failures], call)
-        packed = [message.infos for message in messages if message.infos] + self._declared_infos()
+        packed = [message.infos for message in messages if message.infos] + floats + self._declared_infos()
         results = {worker: messages[-1].result for worker, messages in received.items()}
         return self._merge_infos(packed), results
 

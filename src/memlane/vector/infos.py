@@ -96,6 +96,11 @@ def as_range(envs: list[int]) -> Envs:
 def merge(num_envs: int, packed: Sequence[PackedInfos]) -> dict[str, Any]:
     """Merge the columns of all workers: for each key an array over all environments, and a mask ``_key``."""
     infos: dict[str, Any] = {}
+    if len(packed) == 1 and all(_is_whole(column, num_envs) for column in packed[0].values()):
+        for key, column in packed[0].items():
+            infos[key] = column.values.copy()
+            infos[f"_{key}"] = np.ones(num_envs, np.bool_)
+        return infos
     keys = dict.fromkeys(key for columns in packed for key in columns)
     for key in keys:
         columns = [part[key] for part in packed if key in part]
@@ -104,6 +109,11 @@ def merge(num_envs: int, packed: Sequence[PackedInfos]) -> dict[str, Any]:
         for column in columns:
             mask[_row_index(column.envs)] = True
     return infos
+
+
+def _is_whole(column: InfoColumn, num_envs: int) -> bool:
+    """Whether a column is the array that ``merge`` makes of it, because all environments have the key."""
+    return column.kind == "numbers" and len(column.envs) == num_envs and column.values.dtype.isnative
 
 
 def _row_index(envs: Envs) -> slice | list[int]:

@@ -16,6 +16,7 @@ are awake there is no system call.
     action_format.*      the parent     before ``go``: the form of the action; see ``actions``
     action_other.*       the parent     before ``go``: the action, if it has another form than the space says
     observation.*, rewards, terminated, truncated, info.*, info_present.*     i's worker, before it arrives
+    float_infos[:, i], float_forms[w]     i's worker w, before it arrives: see ``float_infos``
 
 Parts of an observation that no array can hold are objects of each process (``objects``): the worker writes them there
 and sends them in its message, from which the parent stores them in its own.
@@ -36,7 +37,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane._native import PROGRESS_BUSY_NS, PROGRESS_MESSAGES_SENT
+from memlane._native import PROGRESS_BUSY_NS, PROGRESS_FLOAT_INFOS, PROGRESS_MESSAGES_SENT
 from memlane.core import SIGNAL, Layout, Segment
 from memlane.core.layout import FieldSpec
 from memlane.spaces import Column, fields_of
@@ -44,6 +45,7 @@ from memlane.spaces.arrays import ArrayColumn
 from memlane.spaces.objects import ObjectColumn, split_fields
 from memlane.spaces.registered import RegisteredColumn
 from memlane.vector.actions import SharedActions, form_fields
+from memlane.vector.float_infos import FloatInfos
 from memlane.vector.observations import part_column
 
 _LINE_WORDS = 8
@@ -100,6 +102,7 @@ class StepSegmentSpec:
         for key, (dtype, shape) in self.info_spec.items():
             fields[f"info.{key}"] = (dtype, (n, *(shape if isinstance(shape, tuple) else (shape,))))
             fields[f"info_present.{key}"] = ("bool", n)
+        fields |= FloatInfos.fields(n, workers)
         return Layout(fields)
 
 
@@ -153,6 +156,7 @@ class StepSegment:
             key: DeclaredInfo(_unbounded_column(key, segment[f"info.{key}"]), segment[f"info_present.{key}"])
             for key in spec.info_spec
         }
+        self.float_infos = FloatInfos(segment["float_infos"], segment["float_forms"], self.progress)
 
     @classmethod
     def create(cls, spec: StepSegmentSpec) -> StepSegment:
@@ -171,6 +175,11 @@ class StepSegment:
     def messages_sent(self) -> int:
         """Messages that all workers together have sent."""
         return self._progress_words.sum(PROGRESS_MESSAGES_SENT, _LINE_WORDS)
+
+    @property
+    def float_infos_written(self) -> int:
+        """Commands of all workers together whose infos are in ``float_infos``."""
+        return self._progress_words.sum(PROGRESS_FLOAT_INFOS, _LINE_WORDS)
 
     def close(self) -> None:
         """Release the mapping of this process."""

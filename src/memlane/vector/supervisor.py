@@ -24,6 +24,8 @@ from memlane._native import COMMAND_MESSAGE, COMMAND_SEND, COMMAND_STEP
 from memlane.core import WaitTimeout
 from memlane.core.children import RestartWindow
 from memlane.vector.errors import RestartLimit, WorkerDied
+from memlane.vector.float_infos import FloatForm
+from memlane.vector.infos import PackedInfos
 from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Message, pickle_for_worker
 from memlane.vector.placement import PlacementReview
@@ -86,6 +88,10 @@ class Supervisor:
         """Messages that were read and not handed out, by worker."""
         self._messages_read = 0
         """Messages that were read from the current processes of all workers."""
+        self._float_forms: dict[int, FloatForm] = {}
+        """The forms of infos of floats that belong to the pending call, by worker."""
+        self._float_infos_read = 0
+        """Commands of the current processes of all workers whose infos of floats were read."""
         self._last_messages: dict[int, tuple[Any, ...]] = {}
         """The last message to each worker, unless a step was issued after it: a restarted worker gets it again."""
         self._last_observations: list[Any] | None = None
@@ -210,6 +216,8 @@ class Supervisor:
                         self._quorum.wait(self._expected_arrivals, None, self._pool.peers)
                     else:
                         self._wait(deadline)
+                    if self._steps.float_infos_written != self._float_infos_read:
+                        self._read_float_forms()
                     if self._steps.messages_sent != self._messages_read:
                         self._drain_messages(self._handles, deadline)
                     break
@@ -219,6 +227,7 @@ class Supervisor:
             raise
         except Exception:
             self.pending_call = AsyncState.DEFAULT
+            self._float_forms.clear()
             raise
         self.pending_call = _DEFAULT
         if self.review.active and (advice := self.review.end_step(self._pool.pids, self._steps.busy_ns)):
@@ -227,6 +236,20 @@ class Supervisor:
             return {}
         received, self._received = self._received, {}
         return received
+
+    def take_float_infos(self) -> list[PackedInfos]:
+        """The infos of the call that ``finish`` has finished, as far as they are floats in shared memory."""
+        if not self._float_forms:
+            return []
+        forms, self._float_forms = self._float_forms, {}
+        return self._steps.float_infos.packed(forms)
+
+    def _read_float_forms(self) -> None:
+        for handle in self._handles:
+            form = handle.read_float_form()
+            if form is not None:
+                self._float_forms[handle.worker] = form
+        self._float_infos_read = sum(handle.float_infos_read for handle in self._handles)
 
     def ready_envs(self) -> NDArray[np.int64]:
         """Environments that were sent an action and are done with it, in ascending order."""
@@ -434,6 +457,8 @@ class Supervisor:
                 self._pool.restart(handle, self._steps, limit)
                 self._received.pop(handle.worker, None)
                 self._messages_read = sum(other.messages_read for other in self._handles)
+                self._float_forms.pop(handle.worker, None)
+                self._float_infos_read = sum(other.float_infos_read for other in self._handles)
                 self._restore_worker(handle, message, str(death))
                 return
             except WorkerDied as next_death:

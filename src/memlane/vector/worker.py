@@ -248,7 +248,7 @@ class Worker:
         """Continue a ``send`` from the environment at which the step loop stopped."""
         while True:
             self._finish_step()
-            self._send_message(self._pack_message())
+            self._send_message(self._pack_message(share_floats=False))  # the parent may not have read the last ones
             self.step_loop.complete_sent()
             if self.step_loop.step_sent():
                 break
@@ -421,7 +421,7 @@ class Worker:
             self.progress[PROGRESS_MESSAGES_SENT] += 1
             self.channel.post(message)
 
-    def _pack_message(self, result: Any = None) -> bytes | None:
+    def _pack_message(self, result: Any = None, *, share_floats: bool = True) -> bytes | None:
         """Pickle what the parent has to know about the command besides the rows; None if there is nothing."""
         infos = self.step_loop.take_infos()
         observations = self._take_objects()
@@ -429,7 +429,8 @@ class Worker:
             if not infos:
                 return None
             if (floats := pack_floats(infos)) is not None:
-                return pickle_for_parent(floats)
+                shared = share_floats and self.steps.float_infos.write(self.worker, *floats)
+                return None if shared else pickle_for_parent(floats)
         try:
             message = pickle_for_parent(Message(pack(infos), observations, result, self.failures, self.restart_causes))
         except Exception as error:

@@ -15,6 +15,7 @@ from memlane import _native
 from memlane._native import (
     PROGRESS_COMMANDS_FINISHED,
     PROGRESS_CURRENT_ENV,
+    PROGRESS_FLOAT_INFOS,
     PROGRESS_MESSAGES_SENT,
     PROGRESS_STEPS,
 )
@@ -22,6 +23,7 @@ from memlane.core import Peer
 from memlane.core.children import exit_of
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
+from memlane.vector.float_infos import FloatForm
 from memlane.vector.messages import Failure, Ready, pickle_for_worker
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
@@ -64,6 +66,8 @@ class WorkerHandle:
     """The step segment, from ``bind`` until the process has ended."""
     messages_read: int = 0
     """Messages of the current process that the parent has read."""
+    float_infos_read: int = 0
+    """Commands of the current process whose infos of floats the parent has read."""
     kill_reason: str | None = None
     """Why the parent killed the current process."""
     seeds: list[Any] = field(default_factory=list)
@@ -111,6 +115,8 @@ class WorkerHandle:
         self._issued_before = self._command.issued
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
+        steps.float_infos.forget(self.worker)
+        self.float_infos_read = 0
 
     def wait_until_bound(self, timeout: float | None = None) -> None:
         """Wait until the worker has mapped the step segment."""
@@ -132,6 +138,16 @@ class WorkerHandle:
     def has_message(self) -> bool:
         """Whether the worker has sent a message that was not read."""
         return bool(self._progress[PROGRESS_MESSAGES_SENT] != self.messages_read)
+
+    def read_float_form(self) -> FloatForm | None:
+        """The form of infos of floats that the worker has written since the last call; None if there are none."""
+        assert self.steps is not None
+        written = int(self._progress[PROGRESS_FLOAT_INFOS])
+        if written == self.float_infos_read:
+            return None
+        form = self.steps.float_infos.form(self.worker)
+        self.float_infos_read = written
+        return form
 
     def read_message(self, timeout: float | None) -> bytes:
         """Read the next message of the worker."""
