@@ -176,7 +176,7 @@ def main() -> None:
     options = arguments.parse_args()
     quick = options.quick
     effort = Effort(2, 0.05, 0.05) if quick else Effort(3, 0.5, 0.7)
-    rounds = options.rounds or (1 if quick else 5)
+    rounds = options.rounds or (2 if quick else 5)
     report = Report("real_loop", options, peers=["gymnasium", "mujoco", "torch", "stable-baselines3", "torchrl"])
     if "policy" in options.tables:
         for workload, num_envs in LOOPS[1:2] if quick else LOOPS:

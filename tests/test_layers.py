@@ -69,7 +69,7 @@ LAYERS = {
     "_lazy": layer("", ""),
     "_registration": layer("_native", "", lazy="gymnasium"),
     "lessons": layer("core"),
-    "doctor": layer("_native core", ""),
+    "doctor": layer("_native core vector", ""),
     "cli": layer(
         "core runner native doctor train train.options train.algorithms train.trainer train.ui",
         "rich tyro",

@@ -124,6 +124,15 @@ def cores(proc: Path = _PROC, cgroups: Path = _CGROUPS, affinity: int | None = N
         yield Finding("ok", "cores", found)
 
 
+def workers() -> Iterator[Finding]:
+    """Where the workers of a large vector environment would run; nothing where Gymnasium cannot be imported."""
+    try:
+        from memlane.vector.placement import choose_placement
+    except ImportError:
+        return
+    yield Finding("ok", "workers", f"of vector environments: {choose_placement(num_envs=1 << 20)}")
+
+
 def memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> Iterator[Finding]:
     for name, room in (
         ("machine memory", machine_memory(proc)),
@@ -250,7 +259,8 @@ def threads(environ: Table[str, str] = os.environ) -> Iterator[Finding]:
 
 
 CHECKS: list[Callable[[], Iterator[Finding]]] = [
-    python, packages, compiler, cores, memory, shared_memory, kernel, memlock, huge_pages, leftover_segments, threads,
+    python, packages, compiler, cores, workers, memory, shared_memory, kernel, memlock, huge_pages, leftover_segments,
+    threads,
 ]  # fmt: skip
 
 

@@ -30,13 +30,14 @@ MISSING = [
     if not available
 ]
 HAS_ATARI = all(importlib.util.find_spec(module) is not None for module in ("ale_py", "cv2"))
+HAS_TORCHRL = importlib.util.find_spec("torchrl") is not None
 HAS_MUJOCO = importlib.util.find_spec("mujoco") is not None
 # Each turn imports what it measures: with all libraries it would take minutes.
-ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"]}
+ARGUMENTS = {"vector_envs": ["--peers", "gymnasium"], "real_loop": ["--tables", "dqn", "torchrl"]}
 
 
 # One benchmark in CI, to test the harness; the others take seconds to minutes.
-SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs", "atari")
+SLOW = ("rows", "ring", "weights", "replay", "vector_envs", "native_envs", "atari", "real_loop")
 
 
 @pytest.fixture(scope="module", params=["signal", *(pytest.param(name, marks=pytest.mark.soak) for name in SLOW)])
@@ -105,6 +106,14 @@ EXPECTED = {
         "making 4 CartPole-v1": ["memlane", "gymnasium Async", "gymnasium Sync"],
     },
     "atari": {"4 ALE/Breakout-v5": ["memlane", "gymnasium Sync", "gymnasium Async", "ale-py"] if HAS_ATARI else []},
+    "real_loop": {
+        "Stable-Baselines3's DQN, 1 CartPole-v1": ["SB3VecEnv", "DummyVecEnv", "SubprocVecEnv"],
+        "TorchRL's collector, 4 CartPole-v1": (
+            ["memlane", "gymnasium Sync", "gymnasium Async", "torchrl SerialEnv", "torchrl ParallelEnv"]
+            if HAS_TORCHRL
+            else []
+        ),
+    },
     "native_envs": {
         "64 CartPole-v1": ["memlane", "gymnasium's NumPy", "bare C"],
         "64 Pendulum-v1": ["memlane", "bare C"],
