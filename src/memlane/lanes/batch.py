@@ -72,7 +72,8 @@ class Batch(dict[str, NDArray[Any]]):
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], memory: NDArray[np.uint8] | None = None) -> None:
         records = np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
         assert dtype.names is not None
-        super().__init__((name, records[name]) for name in dtype.names)
+        for name in dtype.names:  # 0.4 us less than a generator given to dict()
+            self[name] = records[name]
         self.dtype = dtype
         self.shape = shape
         self._tensors: dict[str, Any] | None = None
