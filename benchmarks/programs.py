@@ -1,4 +1,5 @@
-"""Whole training programs as their libraries' users write them, for ``benchmarks/real_loop.py``.
+"""Whole programs (training, and TorchRL's data collection) as users of the libraries write them, for
+``benchmarks/real_loop.py``.
 
 Each function runs one program in the process of a turn and returns nanoseconds per environment step, one value per
 block.

@@ -1,7 +1,7 @@
 """How fast is a vector environment in the loop that it is used in: beside a torch policy, and in whole programs?
 
 The first tables are a loop of a policy and a step: a multilayer perceptron with two hidden layers of 64 units chooses
-the actions, on torch's default threads and on one. The others are whole training programs. Each turn is a new process.
+the actions, on torch's default threads and on one. The others are whole programs. Each turn is a new process.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def add_loop(report: Report, workload: str, num_envs: int, threads: int | None, 
 
 @dataclass
 class Program:
-    """A table of a whole training program. ``entries`` begins with the one that the expectation is about."""
+    """A table of a whole program. ``entries`` begins with the one that the expectation is about."""
 
     title: str
     turn: str

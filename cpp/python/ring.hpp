@@ -128,7 +128,7 @@ class RingHandle {
         commit(slot, policy_version, writer, rows);
     }
 
-    // The same of these tensors, if they fit `parts`; otherwise does nothing and returns false.
+    // Like put_parts, for `tensors`. Does nothing and returns false if they do not fit `parts`.
     bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t writer, std::int64_t rows,
              nb::handle timeout, nb::handle peers) {
         if (parts == nullptr || !parts->fits(tensors))
@@ -150,7 +150,7 @@ class RingHandle {
         return result;
     }
 
-    // The same into these tensors, if they fit `parts`; otherwise does nothing and returns nothing.
+    // Like get_parts, into `tensors`. Does nothing and returns nullopt if they do not fit `parts`.
     std::optional<Head> get(TensorParts *parts, nb::handle tensors, nb::handle timeout, nb::handle peers) {
         if (parts == nullptr || !parts->fits(tensors))
             return std::nullopt;

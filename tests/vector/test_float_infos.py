@@ -79,7 +79,7 @@ def test_arrays_of_infos_are_the_callers_own() -> None:
         first["x"][:] = 7
 
 
-def test_they_belong_to_their_step_after_a_timeout_and_after_one_without_infos() -> None:
+def test_they_do_not_reappear_in_a_step_without_infos() -> None:
     with ours(functions("not in every step"), num_workers=2) as envs:
         envs.reset(seed=0)
         for step in range(1, 6):

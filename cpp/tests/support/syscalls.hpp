@@ -1,5 +1,6 @@
 // Counts the system calls of the code under test, and calls a hook of the test right before each: to change a value
-// between a sleeper's last check and its sleep, or to kill a process between its change and its wake-up.
+// between a sleeper's last check and its sleep, or to kill a process between its change and its wake-up. sched_yield can be
+// replaced.
 //
 // The linker option --wrap puts syscalls.cpp between the code and libc (see CMakeLists.txt).
 #pragma once
@@ -21,7 +22,7 @@ extern std::atomic<int> wakes;
 extern std::function<void()> before_wait;
 extern std::function<void()> before_wake;
 extern std::function<void()> before_poll;
-// Is called instead of the system call: the test decides for how long other threads run.
+// If set, this function replaces sched_yield: the test decides how long a yield takes.
 extern std::function<void()> instead_of_yield;
 
 } // namespace syscalls

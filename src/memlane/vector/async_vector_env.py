@@ -163,7 +163,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 0, this process steps the environments: faster for a few cheap ones, but a crash ends the program.
             capacity: The largest observations of Graph and Sequence spaces; see ``memlane.spaces.Capacity``.
             action_capacity: The largest actions of Graph and Sequence spaces.
-            info_spec: Numeric infos that go through shared memory: key to (dtype, shape). Other infos are pickled.
+            info_spec: Numeric infos that go through shared memory: key to (dtype, shape). Other infos are pickled,
+                except those that consist of floats.
             shared_assets: Arrays that all workers share read-only, as ``memlane.vector.shared_assets()``.
             on_error: What happens when a worker dies or an environment raises: "raise" the error, or "restart" the
                 worker or the environment and truncate the episode.
@@ -258,7 +259,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     @property
     def placement(self) -> Placement:
-        """How many workers there are, where they run, and why; with what was changed while they ran."""
+        """How many workers there are, where they run, and why, including the changes made since they started."""
         return self._supervisor.review.placement
 
     @property

@@ -103,8 +103,8 @@ class Ready:
 
 @dataclass
 class Message:
-    """What a worker sends about a command beside the rows of the step segment. Infos that consist of floats only travel
-    alone, as a tuple (see ``infos.pack_floats``)."""
+    """What a worker sends about a command beside the rows of the step segment. A message about
+    nothing but infos of floats that are not in shared memory is a tuple (see ``infos.pack_floats``)."""
 
     infos: PackedInfos
     """Infos that are not declared in ``info_spec``."""

@@ -21,7 +21,8 @@ from memlane.core.cores import core_count
 from memlane.vector.helper_threads import HelperThreads
 
 _CROWDED = 0.1
-"""The share of their time that workers wait for a core, from which on that is said."""
+"""The share of their time that workers wait for a core, from which on helper threads are lowered or a warning is
+given."""
 _WORTH_SAYING = 1.2
 """How many times as fast steps have to become for a remark."""
 
@@ -75,11 +76,11 @@ def choose_placement(
 
 
 class PlacementReview:
-    """Looks at a few steps now and then, makes them faster where it can, and otherwise says once what would.
+    """Reviews 64 steps at intervals: lowers the priority of busy helper threads if workers wait for cores, and
+    otherwise warns once for each faster setting.
 
     It compares what the steps took with what the workers spent on them, which is what they would take in one process,
-    and asks the kernel how long the workers had to wait for a core. If they waited beside busy helper threads of the
-    caller, those get a lower priority.
+    and asks the kernel how long the workers had to wait for a core.
     """
 
     STEPS = 64
@@ -87,7 +88,7 @@ class PlacementReview:
 
     def __init__(self, placement: Placement, num_envs: int) -> None:
         self.placement = placement
-        """What was chosen, with what a review has changed."""
+        """The chosen placement, including the changes that reviews made."""
         self._num_envs = num_envs
         self._helpers = HelperThreads()
         self._remaining = 0

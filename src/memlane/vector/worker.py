@@ -248,7 +248,8 @@ class Worker:
         """Continue a ``send`` from the environment at which the step loop stopped."""
         while True:
             self._finish_step()
-            self._send_message(self._pack_message(share_floats=False))  # the parent may not have read the last ones
+            # Not shared: the parent may not have read the floats of the previous ``send`` yet.
+            self._send_message(self._pack_message(share_floats=False))
             self.step_loop.complete_sent()
             if self.step_loop.step_sent():
                 break
