@@ -206,6 +206,14 @@ def test_unknown_names_in_options_are_answered_with_known_ones(
     assert not (tmp_path / "run").exists()
 
 
+def require_refusal(wrong: dict[str, Any], answer: str, folder: Path) -> None:
+    """These options are an error that begins with ``answer``, and nothing is written."""
+    with pytest.raises(OptionError) as caught:
+        train(Options(**{"env": "CartPole-v1", "run_dir": folder / "run", **wrong}))
+    assert str(caught.value).startswith(answer)
+    assert list(folder.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "answer"),
     [
@@ -235,10 +243,7 @@ def test_unknown_names_in_options_are_answered_with_known_ones(
 def test_options_and_settings_of_another_type_are_errors_that_name_them(
     wrong: dict[str, Any], answer: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError) as caught:
-        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
-    assert str(caught.value).startswith(answer)
-    assert list(tmp_path.iterdir()) == []
+    require_refusal(wrong, answer, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +267,7 @@ def test_options_and_settings_of_another_type_are_errors_that_name_them(
 def test_options_and_settings_out_of_range_are_errors_that_name_them(
     wrong: dict[str, Any], answer: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(OptionError) as caught:
-        train(Options(**{"env": "CartPole-v1", "run_dir": tmp_path / "run", **wrong}))
-    assert str(caught.value).startswith(answer)
-    assert list(tmp_path.iterdir()) == []
+    require_refusal(wrong, answer, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 3), ("collectors", 2), ("max_lag", 0), ("deterministic", True)])

@@ -1,4 +1,5 @@
-"""Cores: how many of them this process may use, by its affinity and by the limits of its control groups."""
+"""Cores: how many of them this process may use, by its affinity and by the limits of its control groups, and how long
+processes and threads run on them."""
 
 from __future__ import annotations
 
@@ -45,3 +46,10 @@ def _cpu_quota(group: Path) -> list[float]:
         quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
         return [int(quota) / int(period)] if int(quota) > 0 else []
     return []
+
+
+def scheduled_ns(task: str) -> tuple[int, int]:
+    """How long a process or thread has run, and how long it could have run and waited for a core. ``task`` is its
+    directory in /proc. OSError if it has ended."""
+    ran, waited, _ = Path(f"{task}/schedstat").read_text().split()
+    return int(ran), int(waited)

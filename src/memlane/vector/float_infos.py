@@ -45,10 +45,8 @@ class FloatInfos:
         """The last form of each worker, with its number. A worker has only its own here."""
         self._last_forms: tuple[FloatForm, ...] = ()
         """The forms that ``packed`` was last called with."""
-        self._last_packed: list[PackedInfos] = []
-        """The infos in ``_last_forms``: views of the shared memory, which show each step's values."""
-        self._has_float32 = False
-        """Whether some of these views have to be cast."""
+        self._last_packed: list[tuple[PackedInfos, str]] = []
+        """The infos in ``_last_forms`` with their types: views of the shared memory, which show each step's values."""
 
     @staticmethod
     def fields(num_envs: int, num_workers: int) -> dict[str, FieldSpec]:
@@ -92,12 +90,9 @@ class FloatInfos:
         """The infos that workers have written in these forms. They show the shared memory: ``merge`` copies them."""
         current = tuple(forms[worker] for worker in sorted(forms))
         if current != self._last_forms:
-            self._last_forms, self._last_packed = current, [self._columns(form) for form in _joined(current)]
-            self._has_float32 = any("f" in form.types for form in current)
-        if not self._has_float32:
-            return self._last_packed
-        types = [form.types for form in _joined(current)]
-        return [_with_float32(columns, each) for columns, each in zip(self._last_packed, types, strict=True)]
+            packed = [(self._columns(form), form.types) for form in _joined(current)]
+            self._last_forms, self._last_packed = current, packed
+        return [_with_float32(columns, types) if "f" in types else columns for columns, types in self._last_packed]
 
     def _columns(self, form: FloatForm) -> PackedInfos:
         envs = range(form.first_env, form.first_env + form.num_envs)

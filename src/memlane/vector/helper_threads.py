@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from memlane.core.cores import scheduled_ns
+
 _NICE = 5
 """By how much helper threads are lowered. 10 and 19 made no further difference; with the policy SCHED_IDLE, parallel
 operations of the caller waited for milliseconds."""
@@ -30,7 +32,6 @@ class HelperThreads:
     """Finds the helper threads of this process that are busy, and lowers their priority."""
 
     def __init__(self) -> None:
-        self._lowered: set[int] = set()
         self._busy_before: dict[int, int] = {}
         self._began_ns = 0
 
@@ -40,7 +41,8 @@ class HelperThreads:
         self._busy_before = _busy_ns()
 
     def lower_busy(self) -> int:
-        """Lower the priority of the threads that were busy since ``watch``; returns how many were not lowered before.
+        """Lower the priority of the threads that were busy since ``watch`` below that of the calling thread; returns
+        how many were not that low before.
 
         Threads of Python are not touched, nor any thread if no library with a thread pool is loaded."""
         least_ns = _BUSY * (time.monotonic_ns() - self._began_ns)
@@ -50,15 +52,15 @@ class HelperThreads:
             for thread, busy_ns in _busy_ns().items()
             if thread not in python and busy_ns - self._busy_before.get(thread, 0) > least_ns
         }
-        new = busy - self._lowered
-        if not new or not _has_pool():
+        if not busy or not _has_pool():
             return 0
-        for thread in new:
+        nice, lowered = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICE, 19), 0
+        for thread in busy:
             with contextlib.suppress(OSError):  # it has ended
-                nice = os.getpriority(os.PRIO_PROCESS, thread)
-                os.setpriority(os.PRIO_PROCESS, thread, min(nice + _NICE, 19))
-                self._lowered.add(thread)
-        return len(new & self._lowered)
+                if os.getpriority(os.PRIO_PROCESS, thread) < nice:
+                    os.setpriority(os.PRIO_PROCESS, thread, nice)
+                    lowered += 1
+        return lowered
 
 
 def _busy_ns() -> dict[int, int]:
@@ -66,8 +68,7 @@ def _busy_ns() -> dict[int, int]:
     busy: dict[int, int] = {}
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError, ValueError):  # it has ended, or the kernel does not count
-            ran, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
-            busy[int(thread)] = int(ran) + int(waited)
+            busy[int(thread)] = sum(scheduled_ns(f"/proc/self/task/{thread}"))
     return busy
 
 

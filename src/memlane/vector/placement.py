@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from memlane.core.arguments import as_count
-from memlane.core.cores import core_count
+from memlane.core.cores import core_count, scheduled_ns
 from memlane.vector.helper_threads import HelperThreads
 
 _CROWDED = 0.1
@@ -162,6 +161,6 @@ def _scheduled(pids: Sequence[int]) -> tuple[int, int]:
     ran = waited = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or the kernel does not count
-            values = Path(f"/proc/{pid}/schedstat").read_text().split()
-            ran, waited = ran + int(values[0]), waited + int(values[1])
+            each = scheduled_ns(f"/proc/{pid}")
+            ran, waited = ran + each[0], waited + each[1]
     return ran, waited
