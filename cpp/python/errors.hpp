@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <string>
+#include <type_traits>
 
 #include <nanobind/nanobind.h>
 
 #include "os/mapping.hpp"
+#include "sync/words.hpp"
 
 namespace nb = nanobind;
 
@@ -26,9 +28,41 @@ namespace memlane {
     throw nb::python_error();
 }
 
+// Raises SegmentError if the mapping's file was found to be truncated.
+inline void require_whole(const Mapping &mapping, const std::string &label) {
+    if (mapping.truncated()) [[unlikely]]
+        raise("SegmentError", label +
+                                  " has lost memory: its file was truncated while it was mapped; what was in it is gone: "
+                                  "close it in all processes and create another");
+}
+
 inline void require_open(const Mapping &mapping, const std::string &label) {
     if (mapping.closed()) [[unlikely]]
         raise("SegmentClosed", label + " was used after its segment was closed; use it before close(), or attach again");
+    require_whole(mapping, label);
+}
+
+// A method of a handle, as a function that raises SegmentError if the file of the handle's mapping turns out to be truncated.
+template <class Method, class Result, class Handle, class... Arguments> auto guarded_call(Method method) {
+    return [method](Handle &handle, Arguments... arguments) -> Result {
+        const TruncationGuard guard(handle.mapping());
+        if constexpr (std::is_void_v<Result>) {
+            (handle.*method)(static_cast<Arguments>(arguments)...);
+            if (handle.mapping().truncated()) [[unlikely]]
+                require_whole(handle.mapping(), handle.label());
+        } else {
+            Result result = (handle.*method)(static_cast<Arguments>(arguments)...);
+            if (handle.mapping().truncated()) [[unlikely]]
+                require_whole(handle.mapping(), handle.label());
+            return result;
+        }
+    };
+}
+template <class Result, class Handle, class... Arguments> auto guarded(Result (Handle::*method)(Arguments...)) {
+    return guarded_call<decltype(method), Result, Handle, Arguments...>(method);
+}
+template <class Result, class Handle, class... Arguments> auto guarded(Result (Handle::*method)(Arguments...) const) {
+    return guarded_call<decltype(method), Result, Handle, Arguments...>(method);
 }
 
 inline void require_writeable(const Mapping &mapping, const std::string &label) {
@@ -45,6 +79,26 @@ inline std::byte *checked_address(const Mapping &mapping, std::size_t offset, st
                                   std::to_string(alignment) + ", but was placed at offset " + std::to_string(offset) +
                                   " of a mapping of " + std::to_string(mapping.bytes()) + " bytes");
     return mapping.data() + offset;
+}
+
+// The address of `count` blocks of `stride` bytes each. Divides, because the product of two numbers from elsewhere can wrap
+// around to one that fits.
+inline std::byte *checked_address(const Mapping &mapping, std::size_t offset, std::size_t count, std::size_t stride,
+                                  std::size_t alignment, const std::string &label) {
+    if (count == 0 || stride == 0 || count > mapping.bytes() / stride)
+        raise("SegmentError", label + " needs " + std::to_string(count) + " blocks of " + std::to_string(stride) +
+                                  " bytes, but its mapping has " + std::to_string(mapping.bytes()) + " bytes");
+    return checked_address(mapping, offset, count * stride, alignment, label);
+}
+
+// Runs `work`, which reads shared words. A stray one is a SegmentError that names the lane.
+template <class Work> auto checking_words(const std::string &label, Work work) {
+    try {
+        return work();
+    } catch (const StrayWord &stray) {
+        raise("SegmentError", "the " + label + " is damaged: " + stray.what() +
+                                  "; a process has overwritten its memory: close it in all processes and create another");
+    }
 }
 
 } // namespace memlane

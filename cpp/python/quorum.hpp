@@ -17,6 +17,9 @@ class Quorum {
           cell_(reinterpret_cast<QuorumCell *>(
               checked_address(*mapping_, offset, sizeof(QuorumCell), alignof(QuorumCell), label_))) {}
 
+    std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
+    void set_spin_limit_ns(std::int64_t limit_ns) { spin_ = checked_spin(limit_ns); }
+
     std::int64_t arrived() const {
         require_open(*mapping_, label_);
         return see(cell_->arrived.value);
@@ -35,7 +38,7 @@ class Quorum {
             [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
                 return quorum_wait(*cell_, until, deadline_ns, pidfds, spin);
             },
-            [&] { return label_ + ": " + std::to_string(until - see(cell_->arrived.value)) + " have not arrived"; });
+            [&] { return label_ + ", " + std::to_string(until - see(cell_->arrived.value)) + " of which had not arrived"; });
     }
 
   private:

@@ -18,13 +18,9 @@ class Signal {
     }
 
     const std::string &label() const { return label_; }
+    Mapping &mapping() const { return *mapping_; }
     std::int64_t spin_limit_ns() const { return spin_.limit_ns(); }
-    void set_spin_limit_ns(std::int64_t limit_ns) {
-        if (limit_ns < 0)
-            throw nb::value_error(
-                ("spin_limit_ns must be 0 (never spin) or more, found " + std::to_string(limit_ns)).c_str());
-        spin_ = Spin(limit_ns);
-    }
+    void set_spin_limit_ns(std::int64_t limit_ns) { spin_ = checked_spin(limit_ns); }
 
     std::int64_t value() const {
         require_open(*mapping_, label_);

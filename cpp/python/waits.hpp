@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -50,6 +51,13 @@ inline std::optional<double> seconds_of(nb::handle timeout) {
 // When a wait that begins now ends.
 inline std::int64_t deadline_ns_of(std::optional<double> timeout) {
     return timeout && *timeout < 1e9 ? now_ns() + static_cast<std::int64_t>(std::ceil(*timeout * 1e9)) : forever_ns;
+}
+
+// A spin with the limit of an attribute `spin_limit_ns`.
+inline Spin checked_spin(std::int64_t limit_ns) {
+    if (limit_ns < 0)
+        throw nb::value_error(("spin_limit_ns must be 0 (never spin) or more, found " + std::to_string(limit_ns)).c_str());
+    return Spin(limit_ns);
 }
 
 // The processes that a wait watches.
@@ -106,8 +114,15 @@ std::int64_t wait_in_slices(const Mapping &mapping, const std::string &label, st
     // A copy: a Spin belongs to one thread, and two Python threads may share a handle.
     Spin spin = learned;
     for (;;) {
-        const WaitResult result =
-            without_gil([&] { return wait_slice(deadline_ns, std::span<const int>(watched.pidfds), spin); });
+        const WaitResult result = [&] {
+            try {
+                return without_gil([&] { return wait_slice(deadline_ns, std::span<const int>(watched.pidfds), spin); });
+            } catch (const std::system_error &error) {
+                // Not describe(): it may read the memory, which may be gone.
+                raise("SegmentError", "cannot wait in the memory of " + label + ": " + error.what() +
+                                          "; the memory is gone, or a sandbox forbids the system call");
+            }
+        }();
         if (learned.limit_ns() == spin.limit_ns()) // otherwise another thread has set a new limit meanwhile
             learned = spin;
         switch (result.end) {

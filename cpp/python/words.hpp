@@ -23,6 +23,7 @@ class Words {
 
     std::size_t count() const { return count_; }
     const std::string &label() const { return label_; }
+    Mapping &mapping() const { return *mapping_; }
 
     std::int64_t load(std::int64_t index) const { return see(at(index)); }
     // The sum of the words `first`, `first + stride` and so on.

@@ -5,12 +5,13 @@ from collections.abc import Mapping as Mapping_
 from typing import Any, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Buffer
 
 from memlane.core.layout import Layout
 from memlane.core.segment import Segment
 
+PID_BITS: int
 SIGNAL_BYTES: int
 SIGNAL_OFFSETS: tuple[int, int]
 SLICE_SECONDS: float
@@ -81,6 +82,7 @@ class Lease(Mapping_[str, NDArray[Any]]):
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
     def __getitem__(self, name: str) -> NDArray[Any]: ...
+    def __setitem__(self, name: str, value: ArrayLike) -> None: ...
     def __contains__(self, key: object) -> bool: ...
     def get(self, key: str, default: Any = None) -> Any:
         """The field as an array; `default` if there is no such field."""
@@ -155,8 +157,23 @@ class Rows:
 def check_timeout(timeout: float | None) -> None:
     """Raise TypeError or ValueError unless `timeout` is None or a number of seconds, 0 or more."""
 
+def fill_holes(fd: int, nbytes: int) -> int:
+    """Allocate the holes of a file. Return 0, or errno."""
+
+def this_process() -> int:
+    """Pid and start time of this process in one integer, as `Peer.word` has them."""
+
+def process_of(pid: int) -> int:
+    """Pid and start time, in one integer, of the process that has this pid now; 0 if there is none."""
+
+def process_state(pid: int, start: int) -> str:
+    """The value of the `PeerState` of the process with this pid and start time."""
+
 def tie_lifeline(pidfd: int, grace_ns: int) -> None:
     """End this process when the process behind `pidfd` dies: SIGTERM, then SIGKILL `grace_ns` later."""
+
+def exit_with_parent() -> None:
+    """Let this process exit when its parent dies, without a thread. Forked children do not inherit it."""
 
 class SlotHead:
     """The metadata of a slot, as its writer left it."""
@@ -207,38 +224,62 @@ class Ring:
     ) -> None: ...
     @property
     def label(self) -> str: ...
-    def claim(self, writer: int, timeout: float | None, peers: Iterable[_Watchable]) -> WriteSlot:
-        """Wait for a slot to write and lease it."""
     def commit(self, slot: int, policy_version: int, writer: int, rows: int) -> None:
         """Make a claimed slot ready for readers."""
     def abandon(self, slot: int) -> None:
         """Give a claimed slot back without committing it."""
-    def take(self, timeout: float | None, peers: Iterable[_Watchable]) -> ReadSlot:
-        """Wait for the oldest unread slot and lease it."""
     def release(self, slot: int) -> None:
         """Free a slot that was taken."""
-    def put(
+    def unread(self) -> int:
+        """Return the number of unread slots."""
+    def reap(self) -> int:
+        """Reclaim the slots that dead processes hold and return their number."""
+    def counters(self) -> dict[str, int]: ...
+
+class RingWriter:
+    """The native part of a ring's writer."""
+
+    def __init__(self, ring: Ring, writer: int) -> None: ...
+    @property
+    def writer(self) -> int:
+        """Number that its slots carry."""
+    def claim(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> WriteSlot:
+        """Return a free slot to fill in place, then ``commit``.
+
+        Waits while no slot is free (with ``overflow="block"``, also while ``num_slots`` are unread): at most
+        ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
+        """
+    def _put(
         self,
         parts: TensorParts | None,
         tensors: Mapping_[str, object],
         policy_version: int,
-        writer: int,
         rows: int,
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> bool:
         """Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`."""
-    def put_parts(
+    def _put_parts(
         self,
         parts: TensorParts,
         policy_version: int,
-        writer: int,
         rows: int,
         timeout: float | None,
         peers: Iterable[_Watchable],
     ) -> None:
         """Claim a slot, copy the tensors of `parts` into it and commit it."""
-    def get(
+
+class RingReader:
+    """The native part of a ring's reader."""
+
+    def __init__(self, ring: Ring) -> None: ...
+    def take(self, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> ReadSlot:
+        """Take the oldest unread slot, to be read in place until it is released.
+
+        Waits until there is one: at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies
+        (``PeerDied``).
+        """
+    def _get(
         self,
         parts: TensorParts | None,
         tensors: Mapping_[str, object],
@@ -246,13 +287,8 @@ class Ring:
         peers: Iterable[_Watchable],
     ) -> SlotHead | None:
         """Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`."""
-    def get_parts(self, parts: TensorParts, timeout: float | None, peers: Iterable[_Watchable]) -> SlotHead:
+    def _get_parts(self, parts: TensorParts, timeout: float | None, peers: Iterable[_Watchable]) -> SlotHead:
         """Take a slot, copy it into the tensors of `parts` and release it."""
-    def unread(self) -> int:
-        """Return the number of unread slots."""
-    def reap(self) -> int:
-        """Reclaim the slots that dead processes hold and return their number."""
-    def counters(self) -> dict[str, int]: ...
 
 class SlotLease(Lease):
     """A slot of a ring that this process may use until `release`."""
@@ -333,6 +369,16 @@ def row_head_bytes(linked: bool) -> int:
 def sum_tree_bytes(count: int) -> int:
     """Return the bytes of a sum tree for the priorities of `count` rows."""
 
+class BlockPool:
+    """Memory that is used again by later batches."""
+
+    def __init__(self) -> None: ...
+
+class Block(Buffer):
+    """Uninitialised memory of a batch, as a buffer. It returns to its pool when nothing refers to it."""
+
+    def __init__(self, pool: BlockPool, nbytes: int) -> None: ...
+
 class Replay:
     """A replay buffer: rows that writers add into a circular table and samplers draw."""
 
@@ -340,6 +386,7 @@ class Replay:
         self,
         mapping: Mapping,
         control: int,
+        stored: int,
         rows: int,
         tree: int | None,
         streams: int,
@@ -386,6 +433,8 @@ class Replay:
         """Return whether writers and samplers could have left these counters."""
     def first_implausible(self) -> int:
         """Return the first slot with contents that no writer leaves, or -1."""
+    def refresh_priorities(self) -> None:
+        """Recompute all sums of the priorities."""
 
 class Sampler:
     """Draws rows of a replay into a block, in the calling thread or ahead of time in a background thread."""
@@ -426,6 +475,8 @@ class Quorum:
     """A count that several processes advance and one waits for."""
 
     def __init__(self, mapping: Mapping, offset: int, label: str) -> None: ...
+    spin_limit_ns: int
+    """How long a wait spins at most before it sleeps."""
     @property
     def arrived(self) -> int: ...
     def arrive(self, count: int = 1) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import multiprocessing.process
 import os
 import signal
 import subprocess
@@ -259,6 +260,32 @@ def test_a_list_of_memlanes_own_may_be_replaced_after_the_server_has_stopped(tmp
     assert (done.stdout, done.stderr) == ("['wave']\n", "")
 
 
+def test_children_collect_garbage_but_not_what_the_server_has_imported(tmp_path: Path) -> None:
+    """A collection writes to each object that it looks at, and so copies the memory that children share."""
+    done = run(
+        tmp_path,
+        """
+        import gc
+        import multiprocessing as mp
+        from memlane.core.children import ensure_fork_server
+
+        def report(pipe):
+            import colorsys
+            pipe.send((gc.isenabled(), any(thing is vars(colorsys) for thing in gc.get_objects())))
+
+        if __name__ == "__main__":
+            ensure_fork_server(["colorsys"])
+            context = mp.get_context("forkserver")
+            here, there = context.Pipe()
+            process = context.Process(target=report, args=(there,))
+            process.start()
+            print(here.recv(), gc.isenabled(), gc.get_freeze_count(), flush=True)
+            process.join()
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("(True, False) True 0\n", "")
+
+
 def test_a_quiet_server_and_its_children_ignore_ctrl_c_and_this_process_does_not(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -343,3 +370,7 @@ def test_multiprocessing_still_has_the_internals_that_the_fork_server_needs() ->
     assert callable(server._stop)
     assert {"_forkserver_pid", "_preload_modules"} <= set(vars(server))
     assert callable(mp.set_forkserver_preload)
+
+
+def test_multiprocessing_still_has_the_list_of_children_that_a_forked_child_must_forget() -> None:
+    assert isinstance(vars(multiprocessing.process)["_children"], set)

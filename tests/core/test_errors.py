@@ -20,6 +20,8 @@ BUILT_INS: dict[str, type[Exception]] = {
     "SegmentExists": FileExistsError,
     "SegmentMissing": FileNotFoundError,
     "StaleView": ReferenceError,
+    "StartError": RuntimeError,
+    "UsedAfterFork": RuntimeError,
     "WaitTimeout": TimeoutError,
 }
 ERRORS = [

@@ -79,6 +79,69 @@ def test_what_is_written_through_a_lease_reaches_the_segment(segment: Segment, d
     assert (segment["done"].all(), segment["gain"]) == (True, 2.5)
 
 
+VALUES: dict[str, Any] = {
+    "the same dtype and shape": np.arange(4, dtype=np.float32),
+    "another dtype": np.arange(4),
+    "another order in memory": np.arange(8, dtype=np.float32)[::2],
+    "one number": 7,
+    "a list": [1, 2, 3, 4],
+    "read-only": np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("debug", [False, True])
+def test_assigning_to_a_field_copies_as_numpy_does(debug: bool, value: Any) -> None:
+    with Segment.create({"before": ("float32", 3), "x": ("float32", 4), "after": ("float32", 3)}) as segment:
+        with Lease(segment, debug=debug) as lease:
+            lease["x"] = value
+        expected = np.zeros(4, np.float32)
+        expected[...] = value
+        assert np.array_equal(segment["x"], expected)
+        assert not segment["before"].any()
+        assert not segment["after"].any()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_field_can_be_assigned_from_itself(debug: bool) -> None:
+    with Segment.create({"x": ("int64", 4)}) as segment, Lease(segment, debug=debug) as lease:
+        lease["x"] = np.arange(4)
+        lease["x"] += 1
+        lease["x"] = lease["x"][::-1]
+        assert lease["x"].tolist() == [4, 3, 2, 1]
+
+
+def test_an_assignment_goes_where_the_array_was_made_to_point() -> None:
+    """An array whose flags or shape were changed in place is assigned by numpy, which knows what that means."""
+    with Segment.create({"x": ("int64", 4)}) as segment, Lease(segment) as lease:
+        array = lease["x"]
+        array.shape = (2, 2)
+        with pytest.raises(ValueError, match="broadcast"):
+            lease["x"] = np.arange(4)
+        lease["x"] = [[1, 2], [3, 4]]
+        assert segment["x"].tolist() == [1, 2, 3, 4]
+        array.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            lease["x"] = np.zeros((2, 2), np.int64)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_cannot_be_assigned_is_an_error_and_changes_nothing(debug: bool) -> None:
+    with Segment.create({"x": ("int64", 4)}) as segment:
+        with Lease(segment, debug=debug, writeable=False) as lease, pytest.raises(ValueError, match="read-only"):
+            lease["x"] = np.ones(4, np.int64)
+        with Lease(segment, debug=debug) as lease:
+            with pytest.raises(ValueError, match="broadcast"):
+                lease["x"] = np.ones(5, np.int64)
+            with pytest.raises(KeyError, match="'x'"):
+                lease["y"] = np.ones(4, np.int64)
+            with pytest.raises(TypeError, match="cannot be deleted"):
+                del lease["x"]  # type: ignore[attr-defined]
+        with pytest.raises(StaleView, match="has ended"):
+            lease["x"] = np.ones(4, np.int64)
+        assert not segment["x"].any()
+
+
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_lease_that_only_reads_cannot_be_written(segment: Segment, debug: bool) -> None:
     with Lease(segment, writeable=False, debug=debug) as lease:
@@ -154,6 +217,13 @@ def test_the_end_of_a_with_block_ends_a_lease_once(segment: Segment) -> None:
     with Lease(segment, on_release=lambda: ends.append(1)) as lease:
         lease.release()
     assert ends == [1]
+
+
+def test_a_lease_without_its_constructor_is_an_error() -> None:
+    lease = Lease.__new__(Lease)
+    for use in (lambda: lease["x"], lambda: len(lease), lease.release, lambda: lease.__exit__(None, None, None)):
+        with pytest.raises(TypeError, match=r"created by __new__ alone; create it with Lease\(segment\)"):
+            use()
 
 
 def test_an_error_in_a_with_block_ends_the_lease(segment: Segment) -> None:

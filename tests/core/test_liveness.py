@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing as mp
 import os
 import pickle
@@ -9,8 +10,10 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,9 @@ from tests.support.processes import (
     ring_when_tied,
     script,
     sleep_forever,
+    state_of,
     wait_for,
+    within,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
@@ -92,6 +97,31 @@ def test_a_process_with_an_odd_name_is_read_right() -> None:
             assert peer.start >= Peer.current().start
         finally:
             process.kill()
+
+
+def test_a_process_whose_first_thread_has_ended_is_alive_until_its_last_one_has(board: Segment) -> None:
+    """The kernel shows it as a zombie. The native code, which takes slots back, and Python must not disagree."""
+    with child(outlive_first_thread, board) as process:
+        peer = Peer.of(process.pid or 0)
+        assert wait_for(lambda: state_of(peer.pid) == "Z")
+        assert (peer.state, peer.alive, peer.wait(0.05)) == (PeerState.ALIVE, True, False)
+        assert Roster(board.words("places")).join() == 1
+        board.signal("bell").add()
+        assert peer.wait(PATIENCE)
+        assert (peer.state, peer.alive) == (PeerState.ZOMBIE, False)
+
+
+def outlive_first_thread(board: Segment) -> None:
+    def end_later() -> None:
+        board.signal("bell").wait(1, timeout=PATIENCE)
+        os._exit(0)
+
+    assert Roster(board.words("places")).join() == 0
+    threading.Thread(target=end_later).start()
+    ctypes.CDLL(None).syscall(SYS_EXIT, 0)  # ends this thread alone
+
+
+SYS_EXIT = 60 if os.uname().machine == "x86_64" else 93
 
 
 def test_there_is_no_peer_without_a_process() -> None:
@@ -255,8 +285,8 @@ def test_a_signal_without_a_name_has_its_number() -> None:
 PARENT = """
     import sys
     from tests.support.processes import parent_of_tied_child
-    name, method, grace, stubborn = sys.argv[1:]
-    parent_of_tied_child(name, method, float(grace), stubborn == "True")
+    name, method, grace, stubborn, *thread = sys.argv[1:]
+    parent_of_tied_child(name, method, float(grace), stubborn == "True", *thread)
 """
 
 
@@ -277,6 +307,65 @@ def test_the_death_of_the_parent_ends_the_child_within_a_second(method: str, stu
             os.kill(tied.pid, signal.SIGKILL)
     assert gone
     assert seconds < 1
+
+
+@pytest.mark.parametrize("thread", ["", "a thread", "a thread that has ended"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("shm_dir")
+def test_the_death_of_the_parent_ends_a_stopped_child_too(method: str, thread: str) -> None:
+    assert seconds_to_die(method, thread, stop_child) < within(1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("shm_dir")
+def test_the_death_of_the_parent_ends_children_that_were_stopped_together_with_it(method: str) -> None:
+    """As Ctrl-Z does it: the fork server is stopped too."""
+    assert seconds_to_die(method, "", stop_group_of_parent) < within(1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("shm_dir")
+def test_a_stopped_child_that_ignores_sigterm_gets_its_grace_and_sigkill(method: str) -> None:
+    seconds = seconds_to_die(method, "", stop_child, grace=0.3, stubborn=True)
+    assert 0.3 < seconds < 0.3 + within(1)
+
+
+def stop_child(parent: int, tied: int) -> None:  # noqa: ARG001
+    os.kill(tied, signal.SIGSTOP)
+
+
+def stop_group_of_parent(parent: int, tied: int) -> None:  # noqa: ARG001
+    os.killpg(parent, signal.SIGSTOP)
+
+
+def seconds_to_die(
+    method: str, thread: str, stop: Callable[[int, int], object], grace: float = 0.2, stubborn: bool = False
+) -> float:
+    """How long a child that ``stop`` has stopped lives after the death of its parent, one of whose threads has
+    started it."""
+    with (
+        Segment.create(FIELDS, name="board") as board,
+        script(PARENT, "board", method, grace, stubborn, thread, start_new_session=True) as parent,
+    ):
+        try:
+            board.signal("bell").wait(1, timeout=PATIENCE, peers=[Peer.of(parent.pid, "parent")])
+            tied = Peer.of(int(board["count"][0]), "child")
+            if thread == "a thread that has ended":
+                board.signal("bell", 1).wait(1, timeout=PATIENCE)
+                assert not tied.wait(0.3), "the end of the thread that started it must not end the child"
+            stop(parent.pid, tied.pid)
+            assert wait_for(lambda: state_of(tied.pid) == "T")
+            assert not tied.wait(0.3)
+        finally:
+            parent.kill()
+            killed = time.monotonic()
+        gone = tied.wait(PATIENCE / 4)
+        seconds = time.monotonic() - killed
+        with suppress(ProcessLookupError):  # Python's resource tracker, which is not memlane's, may still be stopped
+            os.killpg(parent.pid, signal.SIGKILL)
+        if not gone:
+            os.kill(tied.pid, signal.SIGKILL)
+    return seconds
 
 
 def test_sigterm_comes_first_and_leaves_time_to_clean_up() -> None:

@@ -25,6 +25,14 @@ from memlane.lanes.weights import Weights
 from memlane.runner.collector_error import CollectorErrors
 from tests.support.payloads import Payload, fill, whole
 
+
+def second_mapping(segment: Segment, field: str) -> NDArray[np.int64]:
+    """The words of a field, mapped again as another process would."""
+    place = segment.layout[field]
+    mapping, offset = segment.alias(place.offset, place.nbytes, writeable=True)
+    return np.frombuffer(mapping, np.int64, place.nbytes // 8, offset)
+
+
 # --------------------------------------------------------------------------------------------- functions for children
 
 

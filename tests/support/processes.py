@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memlane.core import SIGNAL, Layout, Peer, Segment, Signal, die_with
+from memlane.core.children import ensure_fork_server
 from memlane.core.header import Header, pid_namespace
 
 METHODS = ["fork", "forkserver", "spawn"]
@@ -85,7 +87,7 @@ def receive(pipe: Connection) -> Any:
     return value
 
 
-def script(code: str, *args: object, **environment: str) -> subprocess.Popen[str]:
+def script(code: str, *args: object, start_new_session: bool = False, **environment: str) -> subprocess.Popen[str]:
     """A new interpreter that runs ``code``. It can import this module."""
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, args)],
@@ -93,6 +95,7 @@ def script(code: str, *args: object, **environment: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
         env={**os.environ, **environment},
     )
 
@@ -236,12 +239,28 @@ def ring_when_tied(peer: Peer, grace: float, stubborn: bool, ready: Signal | Seg
     sleep_forever()
 
 
-def parent_of_tied_child(name: str, method: str, grace: float, stubborn: bool) -> None:
-    """Run a child that dies with this process, which the test kills."""
+def parent_of_tied_child(name: str, method: str, grace: float, stubborn: bool, thread: str = "") -> None:
+    """Run a child that dies with this process, which the test kills. It is started by the main thread, by "a thread",
+    or by "a thread that has ended"."""
     with Segment.attach(name) as board:
         context = mp.get_context(method)
+        if method == "forkserver":
+            ensure_fork_server([])
         process = context.Process(  # type: ignore[attr-defined]
             target=ring_when_tied, args=(Peer.current("parent"), grace, stubborn, board)
         )
-        process.start()
-        process.join()
+        if not thread:
+            process.start()
+        else:
+            starter = threading.Thread(target=start_and_stay, args=(process, thread == "a thread"), daemon=True)
+            starter.start()
+            if thread == "a thread that has ended":
+                starter.join()
+                board.signal("bell", 1).add()
+        sleep_forever()
+
+
+def start_and_stay(process: BaseProcess, stay: bool) -> None:
+    process.start()
+    if stay:
+        sleep_forever()

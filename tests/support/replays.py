@@ -66,7 +66,7 @@ def drawn(replay: Replay, count: int = 400, *, field: str = "number", **wish: An
 
 def contents(replay: Replay) -> bytes:
     """Return every byte that a write could change, counters included."""
-    return b"".join(replay.segment[name].tobytes() for name in ("control", "streams", "tree", "rows"))
+    return b"".join(replay.segment[name].tobytes() for name in ("control", "stored", "streams", "tree", "rows"))
 
 
 def fits(counts: np.ndarray, shares: np.ndarray) -> bool:

@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdint>
 #include <ctime>
+#include <system_error>
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -16,7 +17,8 @@ namespace memlane {
 enum class FutexEnd { woken, changed, timed_out, interrupted };
 
 // Sleeps while `word` holds `expected`, for at most `nanoseconds`. Not FUTEX_PRIVATE_FLAG: the word is in shared
-// memory.
+// memory. Throws std::system_error if the kernel refuses: the page is gone (EFAULT), or a sandbox forbids it. A caller that
+// took that for a wake-up would spin for ever.
 inline FutexEnd futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expected, std::int64_t nanoseconds) {
     timespec limit{static_cast<time_t>(nanoseconds / 1'000'000'000), static_cast<long>(nanoseconds % 1'000'000'000)};
     if (syscall(SYS_futex, reinterpret_cast<std::uint32_t *>(&word), FUTEX_WAIT, expected, &limit, nullptr, 0) == 0)
@@ -26,8 +28,10 @@ inline FutexEnd futex_wait(std::atomic<std::uint32_t> &word, std::uint32_t expec
         return FutexEnd::changed;
     case EINTR:
         return FutexEnd::interrupted;
-    default:
+    case ETIMEDOUT:
         return FutexEnd::timed_out;
+    default:
+        throw std::system_error(errno, std::generic_category(), "futex");
     }
 }
 

@@ -3,10 +3,16 @@
 // Who may call: any thread of this process; `retire` and the destructor only while no other thread uses the range.
 // The range stays mapped as long as the object lives. Python's arrays and memlane's handles each keep the object alive,
 // so closing a segment never unmaps memory that a view still uses: the last owner unmaps it.
+//
+// Whoever may write to a file can truncate it. The kernel answers an access to a page that the file has lost with SIGBUS,
+// which ends the process; only a memfd can be sealed against it. Under a TruncationGuard such an access reads zeros, and the
+// mapping is marked as truncated.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+
+#include <signal.h>
 
 namespace memlane {
 
@@ -26,17 +32,57 @@ class Mapping {
     bool closed() const { return closed_.load(std::memory_order_relaxed); }
     void close() { closed_.store(true, std::memory_order_relaxed); }
 
+    // Whether the file can be truncated while it is mapped.
+    bool can_shrink() const { return can_shrink_; }
+    // Whether an access under a TruncationGuard has found pages missing. They are private zeros since then.
+    bool truncated() const { return truncated_.load(std::memory_order_relaxed); }
+    // Reads the last byte. A file is truncated from its end: under a guard, this finds every missing page.
+    void touch_end() const;
+
     // Closes the mapping and replaces the shared pages by private pages with every bit set: a stale view then reads NaN
     // in every floating-point type and -1 in every signed integer, and no other process sees what it writes.
     void retire();
 
   private:
+    friend class TruncationGuard;
+    bool replace_lost_pages(const void *address);
+
     std::byte *base_ = nullptr; // page-aligned
     std::size_t mapped_bytes_ = 0; // a multiple of the page size
     std::byte *data_ = nullptr;
     std::size_t bytes_ = 0;
     bool writeable_ = false;
     std::atomic<bool> closed_{false};
+    bool can_shrink_ = true;
+    std::atomic<bool> truncated_{false};
 };
+
+// While it lives, this thread may access pages of the mapping that its file has lost. The caller asks `truncated()` after
+// its accesses and before it uses what they returned. Every other SIGBUS goes to the handler that was installed before.
+class TruncationGuard {
+  public:
+    explicit TruncationGuard(Mapping &mapping) {
+        if (mapping.can_shrink()) [[unlikely]]
+            enter(mapping);
+    }
+    ~TruncationGuard() {
+        if (entered_) [[unlikely]]
+            leave();
+    }
+    TruncationGuard(const TruncationGuard &) = delete;
+    TruncationGuard &operator=(const TruncationGuard &) = delete;
+
+  private:
+    void enter(Mapping &mapping);
+    void leave();
+    static void on_bus_error(int number, siginfo_t *info, void *context);
+
+    Mapping *before_ = nullptr;
+    bool entered_ = false;
+};
+
+// Allocates the holes among the first `bytes` bytes of a file, which stays as it is otherwise: a store into a hole of a full
+// file system is a SIGBUS. Returns 0 or errno.
+int fill_holes(int fd, std::size_t bytes);
 
 } // namespace memlane

@@ -67,28 +67,39 @@ std::atomic<std::int64_t> cached{0};
 std::int64_t this_process() {
     if (const std::int64_t process = cached.load(std::memory_order_relaxed))
         return process;
-    const std::int64_t pid = getpid();
-    Stat stat;
-    if (!read_stat(pid, stat))
-        throw std::system_error(errno, std::generic_category(),
-                                "cannot read this process's start time from /proc/<pid>/stat");
-    const std::int64_t process = stat.start << pid_bits | pid;
+    const std::int64_t process = process_of(getpid());
+    if (process == 0)
+        throw std::system_error(ESRCH, std::generic_category(), "/proc does not show this process");
     cached.store(process, std::memory_order_relaxed);
     return process;
 }
 
-bool process_alive(std::int64_t process) {
-    const auto pid = static_cast<pid_t>(process & ((std::int64_t{1} << pid_bits) - 1));
-    if (pid == 0)
-        return false; // no process has pid 0; kill(0, ...) would address the process group
+std::int64_t process_of(pid_t pid) {
     Stat stat;
-    if (!read_stat(pid, stat))
-        return kill(pid, 0) == 0 || errno != ESRCH;
-    if (stat.start != process >> pid_bits)
-        return false;
-    // The state is that of the first thread, which can end, or be killed, a moment before the other threads.
+    if (read_stat(pid, stat))
+        return stat.start << pid_bits | pid;
+    if (errno == ENOENT || errno == ESRCH)
+        return 0;
+    throw std::system_error(errno, std::generic_category(), "cannot read the start time of a process from /proc/<pid>/stat");
+}
+
+ProcessState process_state(std::int64_t pid, std::int64_t start) {
+    if (pid <= 0 || pid >= std::int64_t{1} << pid_bits)
+        return ProcessState::dead; // no process has such a pid; kill(0, ...) would address the process group
+    Stat stat;
+    if (!read_stat(pid, stat)) {
+        const bool found = kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH;
+        return found ? ProcessState::alive : ProcessState::dead;
+    }
+    if (stat.start != start)
+        return ProcessState::recycled;
+    // The state is that of the first thread, which can end, or be killed, before the other threads.
     const bool ended = stat.state == 'Z' || stat.state == 'X';
-    return !ended || stat.threads > 1;
+    return ended && stat.threads <= 1 ? ProcessState::zombie : ProcessState::alive;
+}
+
+bool process_alive(std::int64_t process) {
+    return process_state(process & ((std::int64_t{1} << pid_bits) - 1), process >> pid_bits) == ProcessState::alive;
 }
 
 } // namespace memlane

@@ -76,6 +76,7 @@ struct WaitResult {
 };
 
 // Waits until the value is at least `until`, for one slice at most. The death of a process of `pidfds` ends the wait.
+// Throws std::system_error if the kernel cannot sleep on the cell.
 WaitResult signal_wait(SignalCell &cell, std::int64_t until, std::int64_t deadline_ns, std::span<const int> pidfds,
                        Spin &spin);
 

@@ -6,8 +6,19 @@
 
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
 
 namespace memlane {
+
+// Thrown when a word has a value that memlane never stores: a process has overwritten the shared memory. Any process that
+// maps a segment can do that, so a word is checked before it becomes an index or an address.
+struct StrayWord : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Changes of a word that are lost to another process in a row before a call gives up. Each loss is progress of another
+// process, so this many in a row mean that words are changed for no reason.
+inline constexpr int max_attempts = 1000;
 
 using Word = std::atomic<std::int64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "a word must have 8 bytes and be lock-free");

@@ -23,6 +23,23 @@ Child tied_to(const Child &guardian, Word &tied, std::int64_t grace_ns, void (*f
     });
 }
 
+int pidfd_of(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+
+bool dies_within(int pidfd, std::int64_t nanoseconds) {
+    pollfd ended{pidfd, POLLIN, 0};
+    return poll(&ended, 1, static_cast<int>(nanoseconds / ms)) == 1;
+}
+
+// Forks a process, not to be killed with this one, that calls `first`, publishes its pid and waits.
+template <class First> void fork_and_publish(Word &pid, First first) {
+    if (fork() != 0)
+        return;
+    first();
+    publish(pid, getpid());
+    for (;;)
+        pause();
+}
+
 } // namespace
 
 TEST("a process dies of SIGTERM within a second of the death of the process that it is tied to") {
@@ -65,6 +82,77 @@ TEST("a process that ties itself to a dead process dies") {
     Child worker = tied_to(guardian, *tied, 10 * second);
     CHECK(worker.dies_within(5 * second)); // including its own start
     CHECK_EQ(worker.join(), -SIGTERM);
+}
+
+TEST("a stopped process ends with its parent") {
+    Shared<Word> pid;
+    Child parent([&] {
+        const int self = pidfd_of(getpid());
+        fork_and_publish(*pid, [&] { tie_lifeline(self, 10 * second); });
+        for (;;)
+            pause();
+    });
+    await([&] { return see(*pid) != 0; });
+    const auto worker = static_cast<pid_t>(see(*pid));
+    const int pidfd = pidfd_of(worker);
+    kill(worker, SIGSTOP);
+    await([&] { return state_letter(worker) == 'T'; });
+    CHECK(!dies_within(pidfd, 100 * ms));
+    parent.kill(SIGKILL);
+    CHECK(dies_within(pidfd, second));
+    kill(worker, SIGKILL);
+    close(pidfd);
+}
+
+TEST("a fork server and its children that are stopped end with the process that started the server") {
+    Shared<Word> server_pid, worker_pid;
+    Child parent([&] {
+        const int self = pidfd_of(getpid());
+        fork_and_publish(*server_pid, [&] {
+            exit_with_parent();
+            fork_and_publish(*worker_pid, [&] { tie_lifeline(self, 10 * second); });
+        });
+        for (;;)
+            pause();
+    });
+    await([&] { return see(*server_pid) != 0 && see(*worker_pid) != 0; });
+    for (const Word *pid : {&*server_pid, &*worker_pid}) {
+        kill(static_cast<pid_t>(see(*pid)), SIGSTOP);
+        await([&] { return state_letter(static_cast<pid_t>(see(*pid))) == 'T'; });
+    }
+    const int server = pidfd_of(static_cast<pid_t>(see(*server_pid)));
+    const int worker = pidfd_of(static_cast<pid_t>(see(*worker_pid)));
+    parent.kill(SIGKILL);
+    CHECK(dies_within(server, second));
+    CHECK(dies_within(worker, second));
+    for (const int pidfd : {server, worker}) {
+        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, nullptr, 0);
+        close(pidfd);
+    }
+}
+
+TEST("a process that exits with its parent may be stopped and continued while its parent lives") {
+    Shared<Word> ready;
+    Child server([&] {
+        exit_with_parent();
+        CHECK_EQ(Child([] { // its own children have the default action
+                     struct sigaction action;
+                     sigaction(SIGCONT, nullptr, &action);
+                     CHECK(action.sa_handler == SIG_DFL);
+                 })
+                     .join(),
+                 0);
+        publish(*ready, 1);
+        for (;;)
+            pause();
+    });
+    await([&] { return see(*ready) == 1; });
+    for (int i = 0; i < 3; ++i) {
+        server.kill(SIGSTOP);
+        await([&] { return state_letter(server.pid()) == 'T'; });
+        server.kill(SIGCONT);
+        CHECK_EQ(server.dies_within(20 * ms), false);
+    }
 }
 
 TEST("a lifeline holds after the descriptor that it was tied with is closed") {

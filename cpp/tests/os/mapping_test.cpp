@@ -4,11 +4,14 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
 
 #include "support/check.hpp"
 #include "support/processes.hpp"
@@ -263,4 +266,91 @@ TEST("a stale read during a retirement never finds an unmapped page") {
     }
     reader.join();
     CHECK_EQ(holes, 0);
+}
+
+// ----------------------------------------------------------------------------------------------------- truncated files
+
+TEST("under a guard the pages that a file has lost read as zeros, the others as before, and the mapping is marked") {
+    File file(4 * page);
+    Mapping mapping(file.fd, 0, 4 * page, true);
+    CHECK(mapping.can_shrink());
+    CHECK_EQ(ftruncate(file.fd, static_cast<off_t>(2 * page)), 0);
+    {
+        const TruncationGuard guard(mapping);
+        CHECK_EQ(mapping.data()[page], File::at(page));
+        CHECK(!mapping.truncated());
+        CHECK_EQ(mapping.data()[3 * page], std::byte{0});
+        CHECK(mapping.truncated());
+        mapping.data()[2 * page] = std::byte{7};
+    }
+    CHECK_EQ(mapping.data()[page], File::at(page));
+}
+
+TEST("the last byte of a mapping tells whether its file was truncated") {
+    File file(4 * page);
+    Mapping mapping(file.fd, 0, 4 * page, false);
+    const TruncationGuard guard(mapping);
+    mapping.touch_end();
+    CHECK(!mapping.truncated());
+    CHECK_EQ(ftruncate(file.fd, static_cast<off_t>(3 * page)), 0);
+    mapping.touch_end();
+    CHECK(mapping.truncated());
+}
+
+TEST("a sealed memfd cannot shrink") {
+    const int fd = memfd_create("native-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK_EQ(ftruncate(fd, static_cast<off_t>(page)), 0);
+    CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    CHECK(!Mapping(fd, 0, page, true).can_shrink());
+    close(fd);
+}
+
+TEST("an access without a guard, or to another mapping than the guarded one, ends the process by SIGBUS as before") {
+    for (const bool guarded : {false, true}) {
+        Child child([&] {
+            signal(SIGBUS, SIG_DFL); // sanitizers have a handler
+            File file(2 * page), other(page);
+            Mapping mapping(file.fd, 0, 2 * page, true), whole(other.fd, 0, page, true);
+            CHECK_EQ(ftruncate(file.fd, 0), 0);
+            {
+                const TruncationGuard guard(mapping); // the handler is installed
+            }
+            std::optional<TruncationGuard> guard;
+            if (guarded)
+                guard.emplace(whole);
+            *static_cast<volatile std::byte *>(mapping.data()) = std::byte{1};
+        });
+        CHECK_EQ(child.join(), -SIGBUS);
+    }
+}
+
+TEST("the handler of SIGBUS that was installed before gets what no guard expects") {
+    Child child([&] {
+        struct sigaction action{};
+        action.sa_sigaction = [](int, siginfo_t *info, void *) { _exit(info->si_code == BUS_ADRERR ? 42 : 1); };
+        action.sa_flags = SA_SIGINFO;
+        sigaction(SIGBUS, &action, nullptr);
+        File file(page);
+        Mapping mapping(file.fd, 0, page, true);
+        CHECK_EQ(ftruncate(file.fd, 0), 0);
+        {
+            const TruncationGuard guard(mapping);
+        }
+        *static_cast<volatile std::byte *>(mapping.data()) = std::byte{1};
+    });
+    CHECK_EQ(child.join(), 42);
+}
+
+TEST("holes of a file are allocated and its content stays") {
+    const int fd = memfd_create("native-test", MFD_CLOEXEC);
+    CHECK_EQ(ftruncate(fd, static_cast<off_t>(16 * page)), 0);
+    CHECK_EQ(pwrite(fd, "x", 1, static_cast<off_t>(5 * page)), 1);
+    CHECK_EQ(fill_holes(fd, 16 * page), 0);
+    struct stat status;
+    CHECK_EQ(fstat(fd, &status), 0);
+    CHECK(static_cast<std::size_t>(status.st_blocks) * 512 >= 16 * page);
+    char found = 0;
+    CHECK_EQ(pread(fd, &found, 1, static_cast<off_t>(5 * page)), 1);
+    CHECK(found == 'x');
+    close(fd);
 }

@@ -35,16 +35,6 @@ class LiveProcess {
     Child child_;
 };
 
-char state_letter(pid_t pid) {
-    char path[32], line[512] = {};
-    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const bool any = read(fd, line, sizeof line - 1) > 0;
-    close(fd);
-    const char *name_end = any ? std::strrchr(line, ')') : nullptr;
-    return name_end == nullptr ? '?' : name_end[2];
-}
-
 } // namespace
 
 TEST("a process identity is its pid and its start time in one number above zero") {
@@ -111,6 +101,20 @@ TEST("a process whose pid was reused is dead") {
     CHECK(process_alive(live.word()));
     CHECK(!process_alive(live.word() - tick));
     CHECK(!process_alive(live.word() + tick));
+}
+
+TEST("a process has one of four states") {
+    const std::int64_t me = this_process(), pid = me & ((1 << pid_bits) - 1), start = me >> pid_bits;
+    CHECK(process_state(pid, start) == ProcessState::alive);
+    CHECK(process_state(pid, start - 1) == ProcessState::recycled);
+    Child child([] {});
+    CHECK(child.dies_within(30 * second));
+    const std::int64_t other = process_of(child.pid());
+    CHECK(process_state(child.pid(), other >> pid_bits) == ProcessState::zombie);
+    child.join();
+    CHECK(process_state(child.pid(), other >> pid_bits) == ProcessState::dead);
+    CHECK_EQ(process_of(child.pid()), 0);
+    CHECK_EQ(process_of(getpid()), me);
 }
 
 TEST("identities that no process can have are dead") {

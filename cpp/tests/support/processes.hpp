@@ -16,6 +16,7 @@
 #include <system_error>
 #include <type_traits>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -107,6 +108,17 @@ class Child {
     int pidfd_ = -1;
     bool joined_ = false;
 };
+
+// The kernel's letter for a process: R runs, S sleeps, T is stopped, Z has ended and is not reaped.
+inline char state_letter(pid_t pid) {
+    char path[32], line[512] = {};
+    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const bool any = read(fd, line, sizeof line - 1) > 0;
+    close(fd);
+    const char *name_end = any ? std::strrchr(line, ')') : nullptr;
+    return name_end == nullptr ? '?' : name_end[2];
+}
 
 // Waits without sleeping: a sleep would take far longer than the windows of the races under test.
 inline void busy_wait(std::int64_t nanoseconds) {

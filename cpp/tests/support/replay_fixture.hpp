@@ -90,6 +90,7 @@ inline std::vector<Environment> environments(std::int64_t count, std::int64_t fi
 template <std::int64_t max_capacity> struct ReplayMemoryFor {
     static constexpr std::size_t stride_bytes = sizeof(memlane::RowHead) + sizeof(Row);
     memlane::ReplayControl control;
+    std::array<std::uint64_t, (max_capacity + 63) / 64> stored;
     alignas(64) std::array<std::byte, stride_bytes * max_capacity> rows;
     alignas(64) std::array<std::byte, max_capacity * 9 + 512> tree;
     std::array<std::int64_t, 8> newest; // per stream: the sequence number of its last row
@@ -99,6 +100,7 @@ template <std::int64_t max_capacity> struct ReplayMemoryFor {
         if (prioritised)
             control.priority.highest = 1;
         return {reinterpret_cast<std::byte *>(&control),
+                reinterpret_cast<std::byte *>(stored.data()),
                 rows.data(),
                 prioritised ? tree.data() : nullptr,
                 {.capacity = capacity,
@@ -114,6 +116,7 @@ template <std::int64_t max_capacity> struct ReplayMemoryFor {
     // Zeroes everything that a replay of at most this capacity can have used.
     void wipe(std::int64_t capacity, bool prioritised = false) {
         std::memset(static_cast<void *>(&control), 0, sizeof control);
+        stored = {};
         std::memset(rows.data(), 0, stride_bytes * static_cast<std::size_t>(capacity));
         tree = {};
         newest = {};

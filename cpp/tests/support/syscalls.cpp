@@ -12,6 +12,7 @@ thread_local int last_wait = never_slept;
 std::atomic<int> waits{0};
 std::atomic<int> wakes{0};
 std::function<void()> before_wait;
+int wait_error = 0;
 std::function<void()> before_wake;
 std::function<void()> before_poll;
 std::function<void()> instead_of_yield;
@@ -31,6 +32,10 @@ long __wrap_syscall(long number, long a, long b, long c, long d, long e, long f)
         ++syscalls::waits;
         if (syscalls::before_wait)
             syscalls::before_wait();
+        if (syscalls::wait_error != 0) {
+            errno = syscalls::wait_error;
+            return -1;
+        }
     } else if (number == SYS_futex) {
         ++syscalls::wakes;
         if (syscalls::before_wake)

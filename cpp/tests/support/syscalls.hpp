@@ -24,5 +24,7 @@ extern std::function<void()> before_wake;
 extern std::function<void()> before_poll;
 // If set, this function replaces sched_yield: the test decides how long a yield takes.
 extern std::function<void()> instead_of_yield;
+// If not 0, every futex wait fails with this errno, as in a sandbox that forbids it.
+extern int wait_error;
 
 } // namespace syscalls

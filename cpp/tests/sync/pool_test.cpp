@@ -48,6 +48,29 @@ TEST("every index is covered exactly once for any count and number of threads") 
         cover(static_cast<std::size_t>(rng.between(0, 500)), static_cast<int>(rng.between(-2, 7)));
 }
 
+TEST("a loop returns the sum of what its ranges return") {
+    Rng rng(22);
+    for (int i = 0; i < check::times(3'000); ++i) {
+        const auto count = static_cast<std::size_t>(rng.between(0, 500));
+        const auto each = static_cast<std::uint32_t>(rng.between(0, 4'000'000)); // the largest sum is almost 2^31
+        const auto part = [each](std::size_t begin, std::size_t end) {
+            return static_cast<std::uint32_t>(end - begin) * each;
+        };
+        CHECK_EQ(run_in_parts(count, static_cast<int>(rng.between(-2, 7)), part), static_cast<std::uint32_t>(count) * each);
+    }
+}
+
+TEST("the calling thread runs the last range") {
+    for (const int threads : {1, 2, 5, 3}) {
+        std::thread::id last;
+        run_in_parts(100, threads, [&](std::size_t, std::size_t end) {
+            if (end == 100)
+                last = std::this_thread::get_id();
+        });
+        CHECK(last == std::this_thread::get_id());
+    }
+}
+
 TEST("a loop of nothing runs no index") {
     run_in_parts(0, 4, [](std::size_t begin, std::size_t end) { CHECK_EQ(begin, end); });
 }

@@ -1,7 +1,9 @@
 #include "sync/signal.hpp"
 
 #include <array>
+#include <cerrno>
 #include <list>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -102,6 +104,21 @@ TEST("a wait without a deadline pauses when its slice ends so that the caller ca
     CHECK(signal_wait(cell, 1, forever_ns, {}, spin).end == WaitEnd::paused);
     CHECK(now_ns() - begin >= slice_ns);
     CHECK_EQ(syscalls::last_wait, ETIMEDOUT);
+}
+
+TEST("a sleep that the kernel refuses is an error and not a wait that spins for ever") {
+    for (const int error : {EFAULT, ENOSYS, EPERM, EINVAL}) {
+        SignalCell cell{};
+        Spin spin(0);
+        syscalls::wait_error = error;
+        CHECK_THROWS(std::system_error, signal_wait(cell, 1, forever_ns, {}, spin));
+    }
+    for (const int pause : {EAGAIN, EINTR, ETIMEDOUT}) {
+        SignalCell cell{};
+        Spin spin(0);
+        syscalls::wait_error = pause;
+        CHECK_EQ(signal_wait(cell, 1, forever_ns, {}, spin).end, WaitEnd::paused);
+    }
 }
 
 TEST("a signal handler that runs on the sleeping thread ends its sleep with a pause") {

@@ -18,6 +18,8 @@ from memlane.core.errors import (
     SegmentMissing,
     StaleView,
     StaleViewWarning,
+    StartError,
+    UsedAfterFork,
     WaitTimeout,
 )
 from memlane.core.layout import SIGNAL, Field, Layout
@@ -48,6 +50,8 @@ __all__ = [
     "Signal",
     "StaleView",
     "StaleViewWarning",
+    "StartError",
+    "UsedAfterFork",
     "WaitTimeout",
     "die_with",
     "fresh_name",

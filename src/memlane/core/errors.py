@@ -56,6 +56,13 @@ class BudgetError(MemlaneError, MemoryError):
     """
 
 
+class StartError(MemlaneError, RuntimeError):
+    """Raised when a child process cannot be started, for example because a limit of the system is reached.
+
+    The message names the limit and what to lower or raise. Nothing was started, or what was started has ended.
+    """
+
+
 class WaitTimeout(MemlaneError, TimeoutError):
     """Raised when a wait with a ``timeout`` ends before its condition is met.
 
@@ -75,6 +82,14 @@ class PeerDied(MemlaneError, ConnectionError):
     def __init__(self, message: str, *, peer: Peer | None = None) -> None:
         super().__init__(message)
         self.peer = peer
+
+
+class UsedAfterFork(MemlaneError, RuntimeError):
+    """Raised in a forked child when it uses an object that belongs to the process that it was forked from.
+
+    Such an object has child processes, threads, or a place in shared memory that only its creator may use. Create
+    another in the child, or use the start method "forkserver" or "spawn". ``close`` does nothing there.
+    """
 
 
 class NothingToSample(MemlaneError, LookupError):

@@ -23,7 +23,7 @@ import os
 import stat
 import time
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Header:
 
     def owner_state(self) -> PeerState | None:
         """The state of the owner; None if it is in another pid namespace, where its pid names another process."""
-        return self.owner.state if self.owner_pid_ns == pid_namespace() else None
+        return _state_of(self.owner, self.owner_pid_ns)
 
     def write(self, fd: int) -> None:
         """Write the header to the start of a file."""
@@ -96,47 +96,18 @@ class Header:
     @classmethod
     def read(cls, fd: int, where: str) -> Header:
         """Read and check the header of a file. ``SegmentError`` names ``where``, the expected and the found value."""
-
-        def expect(condition: bool, expected: object, found: object) -> None:
-            if not condition:
-                raise SegmentError(
-                    f"{where} is not a usable segment: expected {expected}, found {found}; it is damaged, or another "
-                    "program or version of memlane created it"
-                )
-
-        status = os.fstat(fd)
-        expect(stat.S_ISREG(status.st_mode), "a regular file", f"mode {stat.filemode(status.st_mode)}")
-        size = status.st_size
-        expect(size >= LAYOUT_OFFSET, f"a header of {LAYOUT_OFFSET} bytes", f"a file of {size}")
-        record = np.frombuffer(_read_all(fd, LAYOUT_OFFSET, 0, where), DTYPE)[0]
-        number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
-        expect(record["magic"] == MAGIC, f"the magic bytes {MAGIC!r}", repr(record["magic"].item()))
-        expect(number["version"] == VERSION, f"format version {VERSION}", number["version"])
-        expect(number["state"] in (READY, CLOSED), f"state {READY} or {CLOSED}", number["state"])
-        expect(
-            number["total_bytes"] <= size,
-            f"{number['total_bytes']} bytes, as its header says",
-            f"a file of {size}",
-        )
-        expect(
-            LAYOUT_OFFSET + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
-            f"a header with a layout of {number['layout_bytes']} bytes that fits into {number['total_bytes']} bytes",
-            f"a header of {number['header_bytes']} bytes",
-        )
-        expect(
-            number["layout_bytes"] <= MAX_DESCRIPTION_BYTES,
-            f"a layout of at most {MAX_DESCRIPTION_BYTES} bytes",
-            number["layout_bytes"],
-        )
+        number = _read_numbers(fd, where)
         try:
             layout = Layout.from_bytes(_read_all(fd, number["layout_bytes"], LAYOUT_OFFSET, where))
         except LayoutError as error:
             raise SegmentError(f"{where} is not a usable segment: its layout cannot be read: {error}") from None
-        expect(layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"]))
+        _expect(
+            where, layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"])
+        )
         owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
-        expect(0 < owner.pid < 2**PID_BITS, f"an owner with a pid from 1 to {2**PID_BITS - 1}", owner.pid)
         header = cls(layout, owner, number["owner_pid_ns"], number["created_ns"], number["state"])
-        expect(
+        _expect(
+            where,
             (header.header_bytes, header.total_bytes) == (number["header_bytes"], number["total_bytes"]),
             f"{header.header_bytes} header bytes and {header.total_bytes} in total for its layout",
             f"{number['header_bytes']} and {number['total_bytes']}",
@@ -144,9 +115,22 @@ class Header:
         return header
 
 
+def read_owner(fd: int, where: str) -> tuple[Peer, PeerState | None]:
+    """The owner in the header of a file, and its state as ``Header.owner_state`` has it. Reads 128 bytes and not the
+    layout, which can describe half a million fields. Raises ``SegmentError`` as ``Header.read`` does."""
+    number = _read_numbers(fd, where)
+    owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
+    return owner, _state_of(owner, number["owner_pid_ns"])
+
+
 def mark_closed(fd: int) -> None:
     """Set the state to CLOSED. Only the owner calls it; processes that still map the segment can read the state."""
     os.pwrite(fd, CLOSED.to_bytes(4, "little"), 12)
+
+
+def is_closed(fd: int, where: str) -> bool:
+    """Whether the owner has called ``mark_closed``."""
+    return _read_numbers(fd, where)["state"] == CLOSED
 
 
 @cache
@@ -156,6 +140,50 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def _state_of(owner: Peer, owner_pid_ns: int) -> PeerState | None:
+    return owner.state if owner_pid_ns == pid_namespace() else None
+
+
+def _expect(where: str, condition: bool, expected: object, found: object) -> None:
+    if not condition:
+        raise SegmentError(
+            f"{where} is not a usable segment: expected {expected}, found {found}; it is damaged, or another "
+            "program or version of memlane created it"
+        )
+
+
+def _read_numbers(fd: int, where: str) -> dict[str, int]:
+    """Read the numbers in front of the layout's description, and check all that can be checked without the layout."""
+    expect = partial(_expect, where)
+    status = os.fstat(fd)
+    expect(stat.S_ISREG(status.st_mode), "a regular file", f"mode {stat.filemode(status.st_mode)}")
+    size = status.st_size
+    expect(size >= LAYOUT_OFFSET, f"a header of {LAYOUT_OFFSET} bytes", f"a file of {size}")
+    record = np.frombuffer(_read_all(fd, LAYOUT_OFFSET, 0, where), DTYPE)[0]
+    number = {name: int(record[name]) for name in DTYPE.names or () if name != "magic"}
+    expect(record["magic"] == MAGIC, f"the magic bytes {MAGIC!r}", repr(record["magic"].item()))
+    expect(number["version"] == VERSION, f"format version {VERSION}", number["version"])
+    expect(number["state"] in (READY, CLOSED), f"state {READY} or {CLOSED}", number["state"])
+    expect(
+        number["total_bytes"] <= size,
+        f"{number['total_bytes']} bytes, as its header says",
+        f"a file of {size}",
+    )
+    expect(
+        LAYOUT_OFFSET + number["layout_bytes"] <= number["header_bytes"] <= number["total_bytes"],
+        f"a header with a layout of {number['layout_bytes']} bytes that fits into {number['total_bytes']} bytes",
+        f"a header of {number['header_bytes']} bytes",
+    )
+    expect(
+        number["layout_bytes"] <= MAX_DESCRIPTION_BYTES,
+        f"a layout of at most {MAX_DESCRIPTION_BYTES} bytes",
+        number["layout_bytes"],
+    )
+    pid = number["owner_pid"]
+    expect(0 < pid < 2**PID_BITS, f"an owner with a pid from 1 to {2**PID_BITS - 1}", pid)
+    return number
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -18,7 +18,7 @@ from memlane.core.arguments import check_timeout, is_finite_number
 from memlane.core.children import describe_exit
 from memlane.core.errors import PeerDied, SegmentError
 
-PID_BITS = 22
+PID_BITS = _native.PID_BITS
 """Linux pids are below 2**22, so a pid and a start time fit into one 64-bit word."""
 
 _MAX_POLL_SECONDS = 2_000_000
@@ -29,7 +29,7 @@ class PeerState(enum.Enum):
     """The state of a process, as ``Peer.state`` reports it."""
 
     ALIVE = "alive"
-    """Running, sleeping or stopped."""
+    """Running, sleeping or stopped; also when the first thread has ended and another has not."""
     ZOMBIE = "zombie"
     """Dead, but its parent has not collected its exit status."""
     DEAD = "dead"
@@ -71,16 +71,15 @@ class Peer:
     @classmethod
     def current(cls, name: str = "process") -> Peer:
         """The calling process."""
-        pid = os.getpid()
-        return cls(pid, _current_start(pid), name)
+        return cls.from_word(_native.this_process(), name)
 
     @classmethod
     def of(cls, pid: int, name: str = "process") -> Peer:
         """The process that has this pid now. Raises ``PeerDied`` if there is none."""
-        stat = _read_stat(pid)
-        if stat is None:
+        word = _native.process_of(pid) if _is_pid(pid) else 0
+        if not word:
             raise PeerDied(f"there is no process with pid {pid}; it has ended, or the pid is wrong")
-        return cls(pid, stat[1], name)
+        return cls.from_word(word, name)
 
     @property
     def word(self) -> int:
@@ -95,23 +94,20 @@ class Peer:
     @property
     def state(self) -> PeerState:
         """The state of the process now."""
-        stat = _read_stat(self.pid)
-        if stat is None:
+        if not _is_pid(self.pid):
             return PeerState.DEAD
-        state, start = stat
-        if start != self.start:
-            return PeerState.RECYCLED
-        return PeerState.ZOMBIE if state in "ZX" else PeerState.ALIVE
+        return PeerState(_native.process_state(self.pid, min(self.start, 2**63 - 1)))
 
     @property
     def alive(self) -> bool:
-        """Whether the process can still run. A stopped process can; a zombie cannot."""
+        """Whether the process can still run. A stopped process can; a zombie cannot, unless only its first thread has
+        ended."""
         return self.state is PeerState.ALIVE
 
     def fileno(self) -> int:
         """A file descriptor that becomes readable when the process dies."""
         if self._pidfd is None:
-            if not 0 < self.pid < 1 << PID_BITS:
+            if not _is_pid(self.pid):
                 return _dead_fd()  # not a valid pid: the word or the header that it came from is corrupt
             try:
                 pidfd = os.pidfd_open(self.pid)
@@ -213,37 +209,19 @@ def die_with(peer: Peer, grace: float = 0.5) -> None:
 
     Works under fork, forkserver and spawn, and for peers other than the parent. A child of this process does not
     inherit it: it has to call ``die_with`` itself.
+
+    While this process is stopped (SIGSTOP, Ctrl-Z), it cannot end. If ``peer`` is its parent, or has started the fork
+    server that it comes from with ``ensure_fork_server``, as memlane does for workers and collectors, the death of
+    ``peer`` continues it.
     """
     if not (is_finite_number(grace) and grace >= 0):
         raise ValueError(f"grace must be a finite number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
 
 
-def _read_stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start time (clock ticks since boot) of a process; None if it does not exist."""
-    try:
-        # Not a file object: if a signal handler raises here, an unclosed one would issue a ResourceWarning.
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            line = os.read(descriptor, 4096)
-        finally:
-            os.close(descriptor)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command name is in parentheses and may contain parentheses: the other fields begin after the last one.
-    fields = line[line.rindex(b")") + 2 :].split()
-    return fields[0].decode(), int(fields[19])
-
-
-@cache
-def _current_start(pid: int) -> int:
-    stat = _read_stat(pid)
-    assert stat is not None, "a running process has a stat file"
-    return stat[1]
-
-
-# A forked child may have the pid of an ancestor that filled the cache before it died.
-os.register_at_fork(after_in_child=_current_start.cache_clear)
+def _is_pid(number: int) -> bool:
+    """Whether a process can have this pid."""
+    return 0 < number < 1 << PID_BITS
 
 
 @cache

@@ -38,6 +38,11 @@ def cgroup_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
     return min(_cgroup_limits(proc, groups), key=lambda memory: memory.free, default=None)
 
 
+def memory_limits() -> list[FreeMemory | None]:
+    """What limits the memory that this process can allocate."""
+    return [machine_memory(), cgroup_memory()]
+
+
 def directory_space(directory: Path) -> FreeMemory:
     """The space left in the file system of a directory."""
     try:

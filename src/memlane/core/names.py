@@ -15,13 +15,14 @@ import fcntl
 import itertools
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from memlane.core.errors import MemlaneError, SegmentError, SegmentExists, SegmentMissing
-from memlane.core.header import Header, pid_namespace
+from memlane.core.header import pid_namespace, read_owner
 from memlane.core.liveness import Peer, PeerState
 
 PREFIX = "memlane-"
@@ -166,9 +167,20 @@ def _remove(leftover: Leftover) -> bool:
 
 def _dead_owner(path: Path) -> Peer | None:
     """The owner of the named segment at ``path``, finished or not, if that owner is certainly dead; otherwise None."""
+    if not path.name.startswith((PREFIX, _UNFINISHED)) or not _is_own(path):
+        return None
     if path.name.startswith(_UNFINISHED):
         return _dead_owner_of_unfinished(path.name)
-    return _dead_owner_of_segment(path) if path.name.startswith(PREFIX) else None
+    return _dead_owner_of_segment(path)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether ``path`` is a file of this user. What another user put there is not even opened."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _dead_owner_of_segment(path: Path) -> Peer | None:
@@ -177,12 +189,12 @@ def _dead_owner_of_segment(path: Path) -> Peer | None:
     except OSError:
         return None
     try:
-        header = Header.read(fd, str(path))
+        owner, state = read_owner(fd, str(path))
     except (MemlaneError, OSError):
         return None  # not a segment, or one of another format version
     finally:
         os.close(fd)
-    return header.owner if header.owner_state() in (PeerState.DEAD, PeerState.ZOMBIE, PeerState.RECYCLED) else None
+    return owner if state in (PeerState.DEAD, PeerState.ZOMBIE, PeerState.RECYCLED) else None
 
 
 def _dead_owner_of_unfinished(name: str) -> Peer | None:
@@ -202,10 +214,12 @@ def _describe_existing(path: Path) -> str:
     except OSError:
         return remedy
     try:
-        header = Header.read(fd, str(path))
-        state = header.owner_state()
+        uid = os.fstat(fd).st_uid
+        if uid not in (os.geteuid(), 0):
+            return f" and belongs to another user, uid {uid}; choose another name"
+        owner, state = read_owner(fd, str(path))
         where = f", which is {state.value}" if state else " of another pid namespace"
-        return f" and belongs to pid {header.owner.pid}{where}{remedy}"
+        return f" and belongs to pid {owner.pid}{where}{remedy}"
     except (MemlaneError, OSError):
         return " and is not a segment; choose another name"
     finally:

@@ -18,6 +18,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import weakref
 from collections.abc import Callable, Mapping
 from multiprocessing import context as mp_context
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core import memory, names
 from memlane.core.errors import BudgetError, SegmentClosed, SegmentError, SegmentMissing
-from memlane.core.header import CLOSED, Header, mark_closed
+from memlane.core.header import Header, is_closed, mark_closed
 from memlane.core.layout import SIGNAL, Field, FieldSpec, Layout
 from memlane.core.liveness import Peer
 from memlane.core.suggestions import did_you_mean
@@ -118,7 +119,7 @@ class Segment:
             path = names.path_of(name)
             names.reclaim(path.parent)
             names.reclaim_name(path)
-            limits = [memory.directory_space(path.parent), memory.machine_memory(), memory.cgroup_memory()]
+            limits = [memory.directory_space(path.parent), *memory.memory_limits()]
             return cls(_create_file(header, path, limits, contents), header, "named", path, writeable=True, owned=True)
         if file is not None:
             path = Path(file).absolute()
@@ -137,7 +138,8 @@ class Segment:
     ) -> Segment:
         """Map an existing segment by ``name`` or ``file``. With ``layout``, the segment must have exactly it.
 
-        Raises ``SegmentMissing`` if there is no such segment, and ``SegmentError`` if it cannot be used.
+        Raises ``SegmentMissing`` if there is no such segment, and ``SegmentError`` if it cannot be used: also if it
+        belongs to another user than this one or root, or if another may write to it.
         """
         if (name is None) == (file is None):
             raise SegmentError(f"expected either a name or a file; found {name=} and {file=}")
@@ -153,6 +155,11 @@ class Segment:
         except OSError as error:
             cause = "expected a file, found a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise SegmentError(f"cannot open {path}: {cause}") from error
+        try:
+            _require_trusted(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
         return cls._from_fd(fd, "file" if name is None else "named", path, writeable, layout)
 
     @classmethod
@@ -172,6 +179,8 @@ class Segment:
                 expected = layout if isinstance(layout, Layout) else Layout(layout)
                 if difference := expected.difference(header.layout):
                     raise SegmentError(f"{where} has another layout: {difference}")
+            if writeable and path is not None:
+                _fill_holes(fd, header, path)
         except BaseException:
             os.close(fd)
             raise
@@ -216,6 +225,11 @@ class Segment:
             )
         if writeable and not self.writeable:
             raise SegmentError(f"{self.label} was attached read-only; attach it with writeable=True to write to it")
+        if self.kind != "anonymous" and (size := os.fstat(self._fd).st_size) < self.nbytes:
+            raise SegmentError(
+                f"{self.label} was truncated: expected {self.nbytes} bytes, found {size}; what was in it is gone: "
+                "close it in all processes and create another"
+            )
         return mapping, self._header.header_bytes + offset
 
     def alias(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
@@ -269,7 +283,7 @@ class Segment:
     def owner_closed(self) -> bool:
         """Whether the owner has closed the segment. The memory stays as long as a process maps it."""
         self._open_mapping()
-        return Header.read(self._fd, self.label).state == CLOSED
+        return is_closed(self._fd, self.label)
 
     # ------------------------------------------------------------------------------------------------------- close
 
@@ -340,8 +354,25 @@ def _open_from_sender(pickled_fd: tuple[int, int, int, int, int], writeable: boo
     return fd
 
 
+def _require_trusted(fd: int, path: Path) -> None:
+    """Raise ``SegmentError`` unless the file belongs to this user or root and nobody else may write to it. Whoever may
+    write to a file that is mapped can change and cut it at any time, and anybody can take a free name in /dev/shm."""
+    status = os.fstat(fd)
+    me = os.geteuid()
+    if status.st_uid not in (me, 0):
+        raise SegmentError(
+            f"{path} belongs to another user: expected uid {me} or root, found uid {status.st_uid}, who could change "
+            "the memory under this process; use another name, or a copy of the file"
+        )
+    if stat.S_ISREG(status.st_mode) and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SegmentError(
+            f"{path} can be written by other users: expected mode 600, found {stat.S_IMODE(status.st_mode):o}; "
+            "chmod 600 it if only this user has used it so far"
+        )
+
+
 def _create_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int:
-    memory.require(header.total_bytes, "an anonymous segment", [memory.machine_memory(), memory.cgroup_memory()])
+    memory.require(header.total_bytes, "an anonymous segment", memory.memory_limits())
     fd = os.memfd_create("memlane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
@@ -394,6 +425,21 @@ def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.Fr
             "make it smaller, or free some space first"
         ) from error
     header.write(fd)
+
+
+def _fill_holes(fd: int, header: Header, path: Path) -> None:
+    """Allocate the holes of a sparse file, such as a copy that a tool made: a store into a hole is a SIGBUS when the
+    file system is full. A file system that compresses seems to have holes too; one that cannot allocate is left alone.
+    """
+    missing = header.total_bytes - os.fstat(fd).st_blocks * 512
+    if missing <= 0:
+        return
+    memory.require(missing, f"the rest of the sparse segment {path}", [memory.directory_space(path.parent)])
+    error = _native.fill_holes(fd, header.total_bytes)
+    if error == errno.ENOSPC:
+        raise BudgetError(f"the segment {path} is a sparse file and needs {missing} more bytes; free some space first")
+    if error not in (0, errno.EOPNOTSUPP, errno.ENOSYS):
+        raise SegmentError(f"cannot allocate the holes of the sparse segment {path}: {os.strerror(error)}")
 
 
 def _close(fd: int, mapping: _native.Mapping, name: Path | None, owned: bool, pid: int) -> None:
