@@ -45,6 +45,54 @@ struct ExchangeTable {
     }
 };
 
+// The storage of a torch tensor, which can be smaller than the tensor's shape: FSDP resizes the storages of parameters
+// that it does not need to 0 bytes. DLPack does not show that. While this object exists no other storage gets the
+// memory, so a tensor at the same address as before still has this storage. A numpy array has none.
+class Storage {
+  public:
+    explicit Storage(nb::handle tensor) {
+        static PyObject *const method = PyUnicode_InternFromString("untyped_storage");
+        object_ = call(tensor, method);
+        length_ = length();
+    }
+
+    bool exists() const { return object_.is_valid(); }
+
+    // Whether the storage is smaller than when this object was made. About 12 ns.
+    bool shrank() const { return length() < length_; }
+
+    // Whether the storage has these bytes.
+    bool has(const std::byte *data, std::size_t bytes) const {
+        if (!exists() || bytes == 0)
+            return exists();
+        static PyObject *const method = PyUnicode_InternFromString("data_ptr");
+        const nb::object address = call(object_, method); // fails for a tensor that only wraps others
+        const auto begin = address.is_valid() ? nb::cast<std::uintptr_t>(address) : 0;
+        const std::size_t before = reinterpret_cast<std::uintptr_t>(data) - begin;
+        const auto size = static_cast<std::size_t>(length_);
+        return begin != 0 && before <= size && bytes <= size - before;
+    }
+
+  private:
+    // What a method without arguments returns; nothing if it fails.
+    static nb::object call(nb::handle object, PyObject *name) {
+        nb::object result = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+        if (!result.is_valid())
+            PyErr_Clear();
+        return result;
+    }
+
+    Py_ssize_t length() const {
+        const Py_ssize_t length = exists() ? PyObject_Size(object_.ptr()) : 0;
+        if (length < 0)
+            PyErr_Clear();
+        return std::max<Py_ssize_t>(length, 0);
+    }
+
+    nb::object object_;
+    Py_ssize_t length_ = 0;
+};
+
 class TensorView {
   public:
     // With `writeable`, read-only tensors do not match.

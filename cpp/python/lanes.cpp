@@ -1,5 +1,6 @@
 // Bindings of two lanes: ring and weights.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,14 +26,15 @@ class WeightsHandle {
                   std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), count_(count), stride_(stride),
           weights_(checked_address(*mapping_, control, sizeof(WeightsControl), alignof(WeightsControl), label_),
-                   checked_address(*mapping_, buffers, static_cast<std::size_t>(count) * stride, 64, label_), count, stride),
+                   checked_address(*mapping_, buffers, checked_count(count, label_), stride, 64, label_), count, stride),
           spin_(default_spin_limit_ns()) {}
 
     const std::string &label() const { return label_; }
+    Mapping &mapping() const { return *mapping_; }
 
     std::int64_t version() const {
         require_open(*mapping_, label_);
-        return version_of(see(weights_.control().latest.value));
+        return checking_words(label_, [&] { return version_of(weights_.latest()); });
     }
 
     // Publishes these tensors and returns the version; 0 if they do not fit `parts` or need staging copies.
@@ -51,8 +53,9 @@ class WeightsHandle {
     std::int64_t publish(const TensorParts &parts) {
         require_inside(parts);
         const std::int64_t process = this_process();
-        const std::int64_t version =
-            without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
+        const std::int64_t version = checking_words(label_, [&] {
+            return without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
+        });
         if (version < 0)
             raise("MemlaneError",
                   "each of the " + std::to_string(count_) + " buffers of the " + label_ +
@@ -62,17 +65,29 @@ class WeightsHandle {
 
     std::int64_t read(const TensorParts &parts) {
         require_inside(parts);
-        return without_gil_for(parts.end_offset, [&] { return weights_.read(parts.parts); });
+        // A copy takes about as long as the publications that overtake it, so a thousand in a row do not happen by chance.
+        for (int attempt = 0; attempt < max_attempts; ++attempt) {
+            const std::int64_t version = checking_words(label_, [&] {
+                return without_gil_for(parts.end_offset, [&] { return weights_.try_read(parts.parts); });
+            });
+            if (version >= 0) [[likely]]
+                return version;
+            if (PyErr_CheckSignals() != 0)
+                throw nb::python_error();
+            require_open(*mapping_, label_);
+        }
+        raise("MemlaneError", "writers have overtaken each of " + std::to_string(max_attempts) + " copies of the " + label_ +
+                                  "; create it with more buffers, or publish less often");
     }
 
     std::int64_t wait_for(std::int64_t version, nb::handle timeout_argument, nb::handle peers) {
         const std::optional<double> timeout = seconds_of(timeout_argument);
         require_open(*mapping_, label_);
         SignalCell &latest = weights_.control().latest;
-        const std::int64_t until = version << 8;
-        std::int64_t value = see(latest.value);
-        if (value < until)
-            value = wait_in_slices(
+        // `<<` would wrap around for later versions, which cannot exist.
+        const std::int64_t until = std::clamp<std::int64_t>(version, 0, max_version) << 8;
+        if (this->version() < version)
+            wait_in_slices(
                 *mapping_, label_, timeout, peers, spin_,
                 [&](std::int64_t deadline_ns, std::span<const int> pidfds, Spin &spin) {
                     return signal_wait(latest, until, deadline_ns, pidfds, spin);
@@ -81,7 +96,7 @@ class WeightsHandle {
                     return "version " + std::to_string(version) + " of the " + label_ + "; the latest is " +
                            std::to_string(version_of(see(latest.value)));
                 });
-        return version_of(value);
+        return this->version();
     }
 
     std::int64_t retries() const {
@@ -90,6 +105,12 @@ class WeightsHandle {
     }
 
   private:
+    static std::size_t checked_count(int count, const std::string &label) {
+        if (count < 2 || count > max_buffers)
+            raise("SegmentError",
+                  label + " needs 2 to " + std::to_string(max_buffers) + " buffers, found " + std::to_string(count));
+        return static_cast<std::size_t>(count);
+    }
     void require_inside(const TensorParts &parts) const {
         require_open(*mapping_, label_);
         if (parts.end_offset > stride_)
@@ -145,24 +166,13 @@ void bind_lanes(nb::module_ &m) {
              "mapping"_a, "control"_a, "slots"_a, "count"_a, "stride"_a, "unread_limit"_a, "block"_a, "label"_a, "layout"_a,
              "watch"_a.none())
         .def_prop_ro("label", &RingHandle::label)
-        .def("claim", &claim_slot, "writer"_a, "timeout"_a.none(), "peers"_a, "Wait for a slot to write and lease it.")
-        .def("commit", &RingHandle::commit, "slot"_a, "policy_version"_a, "writer"_a, "rows"_a,
+        .def("commit", guarded(&RingHandle::commit), "slot"_a, "policy_version"_a, "writer"_a, "rows"_a,
              "Make a claimed slot ready for readers.")
-        .def("abandon", &RingHandle::abandon, "slot"_a, "Give a claimed slot back without committing it.")
-        .def("take", &take_slot, "timeout"_a.none(), "peers"_a, "Wait for the oldest unread slot and lease it.")
-        .def("release", &RingHandle::release, "slot"_a, "Free a slot that was taken.")
-        .def("put", &RingHandle::put, "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "writer"_a, "rows"_a,
-             "timeout"_a.none(), "peers"_a,
-             "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
-        .def("put_parts", &RingHandle::put_parts, "parts"_a, "policy_version"_a, "writer"_a, "rows"_a, "timeout"_a.none(),
-             "peers"_a, "Claim a slot, copy the tensors of `parts` into it and commit it.")
-        .def("get", &RingHandle::get, "parts"_a.none(), "tensors"_a.none(), "timeout"_a.none(), "peers"_a,
-             "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
-        .def("get_parts", &RingHandle::get_parts, "parts"_a, "timeout"_a.none(), "peers"_a,
-             "Take a slot, copy it into the tensors of `parts` and release it.")
-        .def("unread", &RingHandle::unread, "Return the number of unread slots.")
-        .def("reap", &RingHandle::reap, "Reclaim the slots that dead processes hold and return their number.")
-        .def("counters", &RingHandle::counters);
+        .def("abandon", guarded(&RingHandle::abandon), "slot"_a, "Give a claimed slot back without committing it.")
+        .def("release", guarded(&RingHandle::release), "slot"_a, "Free a slot that was taken.")
+        .def("unread", guarded(&RingHandle::unread), "Return the number of unread slots.")
+        .def("reap", guarded(&RingHandle::reap), "Reclaim the slots that dead processes hold and return their number.")
+        .def("counters", guarded(&RingHandle::counters));
 
     nb::class_<SlotLease, Lease>(m, "SlotLease", "A slot of a ring that this process may use until `release`.")
         .def_prop_ro("index", &SlotLease::index, "Number of the slot in the ring, from 0.");
@@ -172,7 +182,7 @@ void bind_lanes(nb::module_ &m) {
         "A claimed slot: a mapping of field names to writeable arrays.\n\n"
         "``commit`` hands it to the readers. A release without commit, as by an exception in a ``with`` block, abandons it.")
         .def_prop_ro("writer", &WriteSlot::writer, "Number that the writer was created with.")
-        .def("commit", &WriteSlot::commit, nb::kw_only(), "policy_version"_a = 0, "rows"_a = 0,
+        .def("commit", guarded(&WriteSlot::commit), nb::kw_only(), "policy_version"_a = 0, "rows"_a = 0,
              "Hand the slot to the readers. Arrays taken from it must not be used afterwards.");
 
     nb::class_<ReadSlot, SlotLease>(m, "ReadSlot",
@@ -189,6 +199,30 @@ void bind_lanes(nb::module_ &m) {
         .def_prop_ro(
             "rows", [](const ReadSlot &slot) { return slot.head().rows; }, "Number of valid rows, as the writer gave it.");
 
+    nb::class_<RingWriter>(m, "RingWriter", "The native part of a ring's writer.")
+        .def(nb::init<nb::handle_t<RingHandle>, std::int64_t>(), "ring"_a, "writer"_a)
+        .def_prop_ro("writer", &RingWriter::writer, "Number that its slots carry.")
+        .def("claim", guarded(&RingWriter::claim), "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Return a free slot to fill in place, then ``commit``.\n\n"
+             "Waits while no slot is free (with ``overflow=\"block\"``, also while ``num_slots`` are unread): at most\n"
+             "``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).")
+        .def("_put", guarded(&RingWriter::put), "parts"_a.none(), "tensors"_a.none(), "policy_version"_a, "rows"_a,
+             "timeout"_a.none(), "peers"_a,
+             "Claim a slot, copy the tensors into it and commit it. False if the tensors do not fit `parts`.")
+        .def("_put_parts", guarded(&RingWriter::put_parts), "parts"_a, "policy_version"_a, "rows"_a, "timeout"_a.none(),
+             "peers"_a, "Claim a slot, copy the tensors of `parts` into it and commit it.");
+
+    nb::class_<RingReader>(m, "RingReader", "The native part of a ring's reader.")
+        .def(nb::init<nb::handle_t<RingHandle>>(), "ring"_a)
+        .def("take", guarded(&RingReader::take), "timeout"_a = nb::none(), "peers"_a = nb::tuple(),
+             "Take the oldest unread slot, to be read in place until it is released.\n\n"
+             "Waits until there is one: at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies\n"
+             "(``PeerDied``).")
+        .def("_get", guarded(&RingReader::get), "parts"_a.none(), "tensors"_a.none(), "timeout"_a.none(), "peers"_a,
+             "Take a slot, copy it into the tensors and release it. None if the tensors do not fit `parts`.")
+        .def("_get_parts", guarded(&RingReader::get_parts), "parts"_a, "timeout"_a.none(), "peers"_a,
+             "Take a slot, copy it into the tensors of `parts` and release it.");
+
     nb::class_<TensorParts>(m, "TensorParts", "The addresses of some tensors and their offsets in a block.")
         .def(nb::init<std::vector<TensorParts::PartTuple>, bool>(), "parts"_a, "writeable"_a)
         .def("same", &TensorParts::same, "tensors"_a,
@@ -202,18 +236,18 @@ void bind_lanes(nb::module_ &m) {
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string>(), "mapping"_a,
              "control"_a, "buffers"_a, "count"_a, "stride"_a, "label"_a)
         .def_prop_ro("label", &WeightsHandle::label)
-        .def("version", &WeightsHandle::version, "Return the latest version; 0 before the first publication.")
-        .def("publish", &WeightsHandle::publish, "parts"_a, "Publish a copy of the parts and return its version.")
-        .def("publish_tensors", &WeightsHandle::publish_tensors, "parts"_a.none(), "tensors"_a.none(),
+        .def("version", guarded(&WeightsHandle::version), "Return the latest version; 0 before the first publication.")
+        .def("publish", guarded(&WeightsHandle::publish), "parts"_a, "Publish a copy of the parts and return its version.")
+        .def("publish_tensors", guarded(&WeightsHandle::publish_tensors), "parts"_a.none(), "tensors"_a.none(),
              "Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies.")
         .def(
-            "read_new", &WeightsHandle::read_new, "parts"_a.none(), "tensors"_a.none(), "known"_a,
+            "read_new", guarded(&WeightsHandle::read_new), "parts"_a.none(), "tensors"_a.none(), "known"_a,
             "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
             "need staging copies.")
-        .def("read", &WeightsHandle::read, "parts"_a,
+        .def("read", guarded(&WeightsHandle::read), "parts"_a,
              "Copy the latest version into the parts and return it; 0 if there is none.")
-        .def("wait_for", &WeightsHandle::wait_for, "version"_a, "timeout"_a.none() = nb::none(), "peers"_a = nb::tuple(),
-             "Wait until this version or a later one is published and return the latest version.")
-        .def("retries", &WeightsHandle::retries,
+        .def("wait_for", guarded(&WeightsHandle::wait_for), "version"_a, "timeout"_a.none() = nb::none(),
+             "peers"_a = nb::tuple(), "Wait until this version or a later one is published and return the latest version.")
+        .def("retries", guarded(&WeightsHandle::retries),
              "Return how many copies were overwritten while they were made, and repeated.");
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "os/mapping.hpp"
 #include "python/errors.hpp"
+#include "python/gil.hpp"
 #include "python/numpy_arrays.hpp"
 
 namespace memlane {
@@ -29,11 +31,14 @@ class FieldArrays {
     FieldArrays(nb::object mapping, std::size_t base, nb::object layout, bool writeable)
         : mapping_(std::move(mapping)), base_(base), layout_(std::move(layout)), writeable_(writeable) {}
 
-    const Mapping &mapping() const { return *nb::inst_ptr<Mapping>(mapping_); }
+    Mapping &mapping() const { return *nb::inst_ptr<Mapping>(mapping_); }
     nb::handle layout() const { return layout_; }
 
     nb::object array(nb::handle name) {
-        if (PyObject *array = PyDict_GetItemWithError(by_name_.ptr(), name.ptr())) [[likely]]
+        for (const Entry &entry : entries_) // Python has one object for a name that occurs in several places of a program
+            if (entry.name.is(name)) [[likely]]
+                return nb::borrow(entry.array());
+        if (PyObject *array = PyDict_GetItemWithError(by_name_.ptr(), name.ptr()))
             return nb::borrow(array);
         if (PyErr_Occurred() != nullptr)
             throw nb::python_error();
@@ -43,6 +48,24 @@ class FieldArrays {
         by_name_[name] = array;
         entries_.emplace_back(nb::borrow(name), array.ptr());
         return array;
+    }
+
+    // array(name)[...] = value. An array of the same dtype and shape is copied without numpy, whose way to its copy takes
+    // 150 ns.
+    void assign(nb::handle name, nb::handle value) {
+        nb::object to = array(name);
+        if (to.is(value)) // lease[name] += 1 has changed the array already
+            return;
+        const auto entry = std::ranges::find(entries_, to.ptr(), &Entry::array);
+        if (const std::byte *data = entry->data_of_equal(value))
+            without_gil_for(entry->bytes(), [&] { std::memmove(entry->data(), data, entry->bytes()); });
+        else
+            set_all(to, value);
+    }
+
+    static void set_all(nb::handle array, nb::handle value) {
+        if (PyObject_SetItem(array.ptr(), Py_Ellipsis, value.ptr()) != 0)
+            throw nb::python_error();
     }
 
     // The names of the arrays that are referenced by others, directly or through a slice or tensor.
@@ -82,20 +105,34 @@ class FieldArrays {
             flags_ = fields_->flags;
             shape_.assign(fields_->dimensions, fields_->dimensions + fields_->nd);
             strides_.assign(fields_->strides, fields_->strides + fields_->nd);
+            bytes_ = nb::cast<std::size_t>(nb::handle(array).attr("nbytes"));
         }
 
         nb::object name;
 
         PyObject *array() const { return reinterpret_cast<PyObject *>(fields_); }
         bool in_use() const { return Py_REFCNT(array()) > 1; } // the one reference is that of `by_name_`
-        bool is_as_created() const {
-            return !in_use() && fields_->data == data_ && fields_->descr == dtype_ && fields_->flags == flags_ &&
+        bool is_as_created() const { return !in_use() && is_unchanged(); }
+
+        char *data() const { return data_; }
+        std::size_t bytes() const { return bytes_; }
+        // The data of `value`, if it is a plain array of this dtype and shape, and this array can be written and is as it
+        // was created; otherwise null.
+        const std::byte *data_of_equal(nb::handle value) const {
+            PlainArray from;
+            return (flags_ & NPY_ARRAY_WRITEABLE) != 0 && is_unchanged() && PlainArray::try_view(value.ptr(), from) &&
+                           from.dtype == reinterpret_cast<PyObject *>(dtype_) && std::ranges::equal(from.shape, shape_)
+                       ? from.data
+                       : nullptr;
+        }
+
+      private:
+        bool is_unchanged() const {
+            return fields_->data == data_ && fields_->descr == dtype_ && fields_->flags == flags_ &&
                    static_cast<std::size_t>(fields_->nd) == shape_.size() &&
                    std::equal(shape_.begin(), shape_.end(), fields_->dimensions) &&
                    std::equal(strides_.begin(), strides_.end(), fields_->strides);
         }
-
-      private:
         static PyArrayObject_fields *as_fields(PyObject *array) { return reinterpret_cast<PyArrayObject_fields *>(array); }
 
         PyArrayObject_fields *fields_; // borrowed from `by_name_`
@@ -103,6 +140,7 @@ class FieldArrays {
         PyArray_Descr *dtype_;
         int flags_;
         std::vector<npy_intp> shape_, strides_;
+        std::size_t bytes_;
     };
 
     nb::object mapping_;
@@ -118,23 +156,27 @@ class FieldArrays {
 class Lease {
   public:
     // `on_release` is called without arguments when the lease ends, unless it is None.
-    Lease(std::shared_ptr<FieldArrays> arrays, nb::object label, nb::object watch, nb::object on_release)
-        : arrays_(std::move(arrays)), label_(std::move(label)), watch_(std::move(watch)),
+    Lease(std::unique_ptr<FieldArrays> arrays, nb::object label, nb::object watch, nb::object on_release)
+        : own_arrays_(std::move(arrays)), arrays_(*own_arrays_), label_(std::move(label)), watch_(std::move(watch)),
           on_release_(std::move(on_release)) {}
     Lease(const Lease &) = delete;
     Lease &operator=(const Lease &) = delete;
     virtual ~Lease() {
         if (!released_) // the arrays stay with the block, as after a release
-            arrays_->take_back();
+            arrays_.take_back();
     }
 
     nb::object array(nb::handle name) {
-        if (released_) [[unlikely]]
-            raise("StaleView", "the lease of " + label() + " has ended; access field " +
-                                   nb::cast<std::string>(nb::repr(name)) + " before release()");
-        if (arrays_->mapping().closed()) [[unlikely]]
-            raise("SegmentClosed", label() + " was used after its segment was closed; use it before close()");
-        return watch_.is_none() ? arrays_->array(name) : watch_.attr("view")(name);
+        require_active(name);
+        return watch_.is_none() ? arrays_.array(name) : watch_.attr("view")(name);
+    }
+
+    void assign(nb::handle name, nb::handle value) {
+        require_active(name);
+        if (watch_.is_none()) [[likely]]
+            arrays_.assign(name, value);
+        else
+            FieldArrays::set_all(watch_.attr("view")(name), value);
     }
 
     void release() {
@@ -146,7 +188,7 @@ class Lease {
         if (!watch_.is_none())
             return nb::list(watch_.attr("in_use")());
         if (!released_)
-            return arrays_->names_in_use();
+            return arrays_.names_in_use();
         nb::list names;
         for (const auto &[name, reference] : outliving_)
             if (!reference().is_none())
@@ -155,7 +197,8 @@ class Lease {
     }
 
     bool released() const { return released_; }
-    nb::handle layout() const { return arrays_->layout(); }
+    nb::handle layout() const { return arrays_.layout(); }
+    Mapping &mapping() const { return arrays_.mapping(); }
     std::string label() const { return nb::cast<std::string>(label_); }
 
     // For the garbage collector: `on_release` may reference the lease.
@@ -166,6 +209,13 @@ class Lease {
     void clear() { on_release_ = nb::none(); }
 
   protected:
+    // A lease of arrays that `lane` owns.
+    Lease(nb::object lane, FieldArrays &arrays, nb::object label, nb::object watch)
+        : lane_(std::move(lane)), arrays_(arrays), label_(std::move(label)), watch_(std::move(watch)),
+          on_release_(nb::none()) {}
+
+    nb::handle lane() const { return lane_; }
+
     // Called once, when the lease has ended and its arrays must not be used any more. Slots of lanes override it.
     virtual void after_release() {
         if (!on_release_.is_none())
@@ -176,7 +226,7 @@ class Lease {
     void end() {
         released_ = true;
         if (watch_.is_none()) [[likely]] {
-            outliving_ = arrays_->take_back();
+            outliving_ = arrays_.take_back();
             after_release();
             return;
         }
@@ -187,7 +237,17 @@ class Lease {
     }
 
   private:
-    std::shared_ptr<FieldArrays> arrays_;
+    void require_active(nb::handle name) const {
+        if (released_) [[unlikely]]
+            raise("StaleView", "the lease of " + label() + " has ended; access field " +
+                                   nb::cast<std::string>(nb::repr(name)) + " before release()");
+        if (arrays_.mapping().closed()) [[unlikely]]
+            raise("SegmentClosed", label() + " was used after its segment was closed; use it before close()");
+    }
+
+    nb::object lane_;
+    std::unique_ptr<FieldArrays> own_arrays_;
+    FieldArrays &arrays_; // of the lane, or this lease's own
     nb::object label_;
     nb::object watch_;
     nb::object on_release_;

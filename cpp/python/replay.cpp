@@ -21,6 +21,7 @@
 #include "lanes/batch_prefetcher.hpp"
 #include "lanes/replay.hpp"
 #include "lanes/sampler.hpp"
+#include "python/block_pool.hpp"
 #include "python/module.hpp"
 #include "python/numpy_arrays.hpp"
 #include "python/waits.hpp"
@@ -161,19 +162,19 @@ class InputRows {
 
 class ReplayHandle {
   public:
-    ReplayHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t rows, std::optional<std::size_t> tree,
-                 std::size_t streams, std::int64_t stream_count, std::int64_t capacity, std::size_t stride,
-                 const std::vector<Column::Tuple> &columns,
+    ReplayHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t stored, std::size_t rows,
+                 std::optional<std::size_t> tree, std::size_t streams, std::int64_t stream_count, std::int64_t capacity,
+                 std::size_t stride, const std::vector<Column::Tuple> &columns,
                  std::tuple<std::size_t, std::size_t, std::size_t, bool> transition,
                  std::tuple<double, std::int64_t, double> limit, double alpha, std::string label)
         : mapping_(std::move(mapping)), label_(std::move(label)), columns_(columns.begin(), columns.end()), alpha_(alpha),
           stream_count_(stream_count),
           streams_(reinterpret_cast<std::int64_t *>(
-              checked_address(*mapping_, streams, static_cast<std::size_t>(stream_count) * sizeof(std::int64_t), 8,
-                              label_))),
+              checked_address(*mapping_, streams, bytes_of(stream_count, sizeof(std::int64_t)), 8, label_))),
           replay_(checked_address(*mapping_, control, sizeof(ReplayControl), alignof(ReplayControl), label_),
-                  checked_address(*mapping_, rows, static_cast<std::size_t>(capacity) * stride, alignof(RowHead), label_),
-                  tree ? checked_address(*mapping_, *tree, SumTree::bytes(capacity), 64, label_) : nullptr,
+                  checked_address(*mapping_, stored, stored_bytes(capacity), alignof(Word), label_),
+                  checked_address(*mapping_, rows, bytes_of(capacity, stride), alignof(RowHead), label_),
+                  tree ? checked_address(*mapping_, *tree, tree_bytes(capacity), 64, label_) : nullptr,
                   {capacity,
                    stride,
                    stream_count > 0,
@@ -181,10 +182,22 @@ class ReplayHandle {
                    {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
                    {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
           add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
+        if (capacity < 1 || stride < head_bytes(stream_count > 0) || stride % alignof(RowHead) != 0)
+            raise("SegmentError", label_ + " must have rows of at least " + std::to_string(head_bytes(stream_count > 0)) +
+                                      " bytes, a multiple of " + std::to_string(alignof(RowHead)) + ", found " +
+                                      std::to_string(capacity) + " rows of " + std::to_string(stride) + " bytes");
+        const std::size_t payload = stride - head_bytes(stream_count > 0);
         for (const Column &column : columns_)
-            if (head_bytes(stream_count > 0) + column.slice.offset + column.slice.bytes > stride)
+            if (column.slice.offset > payload || column.slice.bytes > payload - column.slice.offset)
                 raise("SegmentError", label_ + ": field " + nb::cast<std::string>(nb::repr(column.name)) +
                                           " ends beyond its row of " + std::to_string(stride) + " bytes");
+        const auto &[reward, terminated, truncated, is_double] = transition;
+        const auto has_bytes = [&](std::size_t field, std::size_t bytes) {
+            return field < columns_.size() && columns_[field].slice.bytes == bytes;
+        };
+        if (stream_count > 0 && !(has_bytes(reward, is_double ? sizeof(double) : sizeof(float)) &&
+                                  has_bytes(terminated, 1) && has_bytes(truncated, 1)))
+            raise("SegmentError", label_ + ": reward, terminated and truncated must be fields of 4 or 8, 1 and 1 bytes");
     }
 
     const std::string &label() const { return label_; }
@@ -340,7 +353,13 @@ class ReplayHandle {
             copy.replay_.prioritised() != replay_.prioritised())
             raise("SegmentError",
                   copy.label_ + " and " + label_ + " must have the same capacity, row size and kind of priorities");
-        return without_gil([&] { return replay_.save_into(copy.replay_); });
+        std::int64_t changed = 0;
+        for_all_slots([&](std::int64_t begin, std::int64_t end) {
+            changed += replay_.save_rows(copy.replay_, begin, end);
+            return true;
+        });
+        without_gil([&] { replay_.save_counters(copy.replay_); });
+        return changed;
     }
 
     bool counters_plausible() const {
@@ -350,10 +369,35 @@ class ReplayHandle {
 
     std::int64_t first_implausible() const {
         require_open(*mapping_, label_);
-        return without_gil([&] { return replay_.first_implausible(); });
+        std::int64_t slot = -1;
+        for_all_slots([&](std::int64_t begin, std::int64_t end) {
+            slot = replay_.first_implausible(begin, end);
+            return slot < 0;
+        });
+        return slot;
+    }
+
+    // Recomputes all sums of the priorities. A file may have any.
+    void refresh_priorities() {
+        require_open_and_writeable();
+        if (replay_.prioritised())
+            without_gil([&] { replay_.tree().refresh_all(); });
     }
 
   private:
+    // Calls work(begin, end) for all slots, a few megabytes at a time and without the GIL, until it returns false. Signal
+    // handlers run in between: 4 GB of a sparse file take 10 s, which Ctrl-C must end.
+    template <class Work> void for_all_slots(Work work) const {
+        const auto step = static_cast<std::int64_t>(std::max<std::size_t>(1, (8 << 20) / replay_.shape().stride_bytes));
+        for (std::int64_t begin = 0; begin < replay_.capacity(); begin += step) {
+            if (!without_gil([&] { return work(begin, std::min(begin + step, replay_.capacity())); }))
+                return;
+            if (PyErr_CheckSignals() != 0)
+                throw nb::python_error();
+            require_open(*mapping_, label_);
+        }
+    }
+
     static constexpr double smallest_error = 1e-6; // added to each error: a row with error 0 is still drawn sometimes
     // Bounds that keep each priority, and the sum of all of them, within the range of a float.
     static constexpr double smallest_priority = 1e-30, largest_priority = 1e28;
@@ -365,7 +409,12 @@ class ReplayHandle {
 
     std::int64_t add(const AddRequest &request, std::int64_t transitions, std::int64_t stored) {
         const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
-        const std::int64_t added = without_gil_for(bytes, [&] { return replay_.add(request); });
+        std::int64_t added = 0;
+        try {
+            added = without_gil_for(bytes, [&] { return replay_.add(request); });
+        } catch (const ReplayDamaged &damage) {
+            raise("SegmentError", label_ + " is damaged: " + damage.what() + "; restore it from a copy");
+        }
         if (added < transitions && replay_.shape().limit.ratio > 0)
             replay_.control().admitted.inserts.fetch_sub(transitions - added, std::memory_order_relaxed);
         if (added < transitions)
@@ -373,6 +422,23 @@ class ReplayHandle {
                                       " are held by other live writers; " + std::to_string(added) + " of " +
                                       std::to_string(transitions) + " rows were added; create it with a larger capacity");
         return added;
+    }
+
+    // The bytes of `count` equal parts. More than a mapping can have if the count is negative or the product too large:
+    // checked_address then refuses it.
+    static std::size_t bytes_of(std::int64_t count, std::size_t each) {
+        constexpr auto max = static_cast<std::size_t>(-1);
+        return count < 0 || (each > 0 && static_cast<std::size_t>(count) > max / each)
+                   ? max
+                   : static_cast<std::size_t>(count) * each;
+    }
+    static std::size_t stored_bytes(std::int64_t capacity) {
+        return capacity < 0 ? static_cast<std::size_t>(-1) : Replay::stored_bytes(capacity);
+    }
+    // A leaf has 8 bytes, so a tree has at most as many leaves as bytes.
+    std::size_t tree_bytes(std::int64_t capacity) const {
+        const bool fits = capacity >= 1 && static_cast<std::size_t>(capacity) <= mapping_->bytes() / sizeof(Word);
+        return fits ? SumTree::bytes(capacity) : static_cast<std::size_t>(-1);
     }
 
     static std::vector<FieldSlice> slices(const std::vector<Column> &columns) {
@@ -573,12 +639,12 @@ class SamplerHandle {
         SampleSpec spec;
         spec.row_bytes = row_bytes;
         for (const auto &[from, bytes, to, stack, from_next] : copies) {
-            if (head_bytes(shape.linked) + from + bytes > shape.stride_bytes || stack < 1 ||
-                to + bytes * static_cast<std::size_t>(stack) > row_bytes)
+            const std::size_t payload = shape.stride_bytes - head_bytes(shape.linked);
+            if (from > payload || bytes > payload - from || stack < 1 || to > row_bytes ||
+                (bytes > 0 && static_cast<std::size_t>(stack) > (row_bytes - to) / bytes))
                 throw nb::value_error(("cannot copy " + std::to_string(bytes) + " bytes at " + std::to_string(from) +
                                        " of a row to " + std::to_string(to) + " of a batch row, stacked " +
-                                       std::to_string(stack) + " times: a row has " +
-                                       std::to_string(shape.stride_bytes - head_bytes(shape.linked)) +
+                                       std::to_string(stack) + " times: a row has " + std::to_string(payload) +
                                        " bytes, a batch row " + std::to_string(row_bytes))
                                           .c_str());
             spec.copies.push_back({from, bytes, to, stack, from_next});
@@ -592,8 +658,10 @@ class SamplerHandle {
             throw nb::value_error(("expected 9 offsets and a length of 1 or more, found " + std::to_string(offsets.size()) +
                                    " offsets and length " + std::to_string(length))
                                       .c_str());
+        const std::size_t sizes[] = {
+            shape.transition.reward_is_double ? sizeof(double) : sizeof(float), 1, 1, 4, 4, 8, 8, 4, 1};
         for (std::size_t i = 0; i < offsets.size(); ++i) {
-            if (offsets[i] >= 0 && static_cast<std::size_t>(offsets[i]) + 1 > row_bytes)
+            if (offsets[i] >= 0 && (sizes[i] > row_bytes || static_cast<std::size_t>(offsets[i]) > row_bytes - sizes[i]))
                 throw nb::value_error(("offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]) +
                                        ", outside of a batch row of " + std::to_string(row_bytes) + " bytes")
                                           .c_str());
@@ -614,18 +682,19 @@ class SamplerHandle {
 } // namespace
 
 void bind_replay(nb::module_ &m) {
+    bind_block_pool(m);
     m.attr("REPLAY_CONTROL_BYTES") = sizeof(ReplayControl);
     m.def("row_head_bytes", &head_bytes, "linked"_a, "Return the bytes before the fields of each row.");
     m.def("sum_tree_bytes", &SumTree::bytes, "count"_a,
           "Return the bytes of a sum tree for the priorities of `count` rows.");
 
     nb::class_<ReplayHandle>(m, "Replay", "A replay buffer: rows that writers add into a circular table and samplers draw.")
-        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::optional<std::size_t>, std::size_t,
-                      std::int64_t, std::int64_t, std::size_t, const std::vector<Column::Tuple> &,
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, std::size_t, std::optional<std::size_t>,
+                      std::size_t, std::int64_t, std::int64_t, std::size_t, const std::vector<Column::Tuple> &,
                       std::tuple<std::size_t, std::size_t, std::size_t, bool>, std::tuple<double, std::int64_t, double>,
                       double, std::string>(),
-             "mapping"_a, "control"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a, "stride"_a,
-             "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
+             "mapping"_a, "control"_a, "stored"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a,
+             "stride"_a, "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
         .def("add_plain", &ReplayHandle::add_plain, "rows"_a.none(), "timeout"_a.none(),
              "Add rows without streams and return how many were added; -1 if the caller must use `add`.")
@@ -646,7 +715,8 @@ void bind_replay(nb::module_ &m) {
         .def("counters_plausible", &ReplayHandle::counters_plausible,
              "Return whether writers and samplers could have left these counters.")
         .def("first_implausible", &ReplayHandle::first_implausible,
-             "Return the first slot with contents that no writer leaves, or -1.");
+             "Return the first slot with contents that no writer leaves, or -1.")
+        .def("refresh_priorities", &ReplayHandle::refresh_priorities, "Recompute all sums of the priorities.");
 
     nb::class_<SamplerHandle>(
         m, "Sampler", "Draws rows of a replay into a block, in the calling thread or ahead of time in a background thread.")

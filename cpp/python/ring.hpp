@@ -45,13 +45,17 @@ class RingHandle {
                std::size_t stride, std::int64_t unread_limit, bool block, std::string label, nb::object layout,
                nb::object watch)
         : mapping_(std::move(mapping)), label_(std::move(label)), first_payload_(slots + sizeof(SlotHead)), stride_(stride),
-          layout_(std::move(layout)), watch_(std::move(watch)), leasable_(static_cast<std::size_t>(count)),
+          layout_(std::move(layout)), watch_(std::move(watch)),
           ring_(checked_address(*mapping_, control, sizeof(RingControl), alignof(RingControl), label_),
-                checked_address(*mapping_, slots, static_cast<std::size_t>(count) * stride, alignof(SlotHead), label_),
-                count, stride, unread_limit, block ? Overflow::block : Overflow::drop_oldest),
+                checked_address(*mapping_, slots, static_cast<std::size_t>(count), stride, alignof(SlotHead), label_), count,
+                stride, unread_limit, block ? Overflow::block : Overflow::drop_oldest),
+          leasable_(static_cast<std::size_t>(count)), // after `ring_`, which checks the count
           claim_spin_(default_spin_limit_ns()), take_spin_(default_spin_limit_ns()) {}
+    RingHandle(const RingHandle &) = delete; // leases refer to its arrays
+    RingHandle &operator=(const RingHandle &) = delete;
 
     const std::string &label() const { return label_; }
+    Mapping &mapping() const { return *mapping_; }
 
     std::int64_t claim(nb::handle timeout_argument, nb::handle peers) {
         const std::optional<double> timeout = seconds_of(timeout_argument);
@@ -191,16 +195,16 @@ class RingHandle {
     // What leases of a slot have in common, created by the first.
     struct Leasable {
         nb::object label;
-        std::shared_ptr<FieldArrays> for_writing, for_reading;
+        std::unique_ptr<FieldArrays> for_writing, for_reading;
     };
     const Leasable &leasable(std::int64_t slot, bool writeable) {
         Leasable &leasable = leasable_[static_cast<std::size_t>(slot)];
         if (!leasable.label.is_valid())
             leasable.label = nb::cast("slot " + std::to_string(slot) + " of the " + label_);
-        std::shared_ptr<FieldArrays> &arrays = writeable ? leasable.for_writing : leasable.for_reading;
+        std::unique_ptr<FieldArrays> &arrays = writeable ? leasable.for_writing : leasable.for_reading;
         if (!arrays)
             arrays =
-                std::make_shared<FieldArrays>(nb::cast(mapping_), first_payload_ + static_cast<std::size_t>(slot) * stride_,
+                std::make_unique<FieldArrays>(nb::cast(mapping_), first_payload_ + static_cast<std::size_t>(slot) * stride_,
                                               layout_, writeable);
         return leasable;
     }
@@ -238,13 +242,13 @@ class RingHandle {
     std::size_t stride_;
     nb::object layout_;
     nb::object watch_;
-    std::vector<Leasable> leasable_; // by slot
     Ring ring_;
+    std::vector<Leasable> leasable_; // by slot
     Spin claim_spin_;
     Spin take_spin_;
 };
 
-// A claimed or taken slot of a ring. Keeps the ring's handle alive.
+// A claimed or taken slot of a ring. Keeps the ring's handle alive, which owns the arrays.
 class SlotLease : public Lease {
   public:
     std::int64_t index() const { return index_; }
@@ -253,15 +257,14 @@ class SlotLease : public Lease {
     SlotLease(nb::handle_t<RingHandle> ring, std::int64_t index, bool writeable)
         : SlotLease(ring, nb::inst_ptr<RingHandle>(ring)->leasable(index, writeable), index, writeable) {}
 
-    RingHandle &ring() const { return *nb::inst_ptr<RingHandle>(ring_); }
+    RingHandle &ring() const { return *nb::inst_ptr<RingHandle>(lane()); }
 
   private:
     SlotLease(nb::handle_t<RingHandle> ring, const RingHandle::Leasable &leasable, std::int64_t index, bool writeable)
-        : Lease(writeable ? leasable.for_writing : leasable.for_reading, leasable.label,
-                nb::inst_ptr<RingHandle>(ring)->watch(index, writeable), nb::none()),
-          ring_(nb::borrow(ring)), index_(index) {}
+        : Lease(nb::borrow(ring), *(writeable ? leasable.for_writing : leasable.for_reading), leasable.label,
+                nb::inst_ptr<RingHandle>(ring)->watch(index, writeable)),
+          index_(index) {}
 
-    nb::object ring_;
     std::int64_t index_;
 };
 
@@ -311,18 +314,75 @@ class ReadSlot final : public SlotLease {
 
 // A new Python object of the class T. nb::cast would allocate the C++ object separately.
 template <class T, class... Arguments> nb::object new_object(Arguments &&...arguments) {
-    nb::object object = nb::inst_alloc(nb::type<T>());
+    static const nb::handle type = nb::type<T>();
+    nb::object object = nb::inst_alloc(type);
     new (nb::inst_ptr<T>(object)) T(std::forward<Arguments>(arguments)...);
     nb::inst_mark_ready(object);
     return object;
 }
 
-inline nb::object claim_slot(nb::handle_t<RingHandle> ring, std::int64_t writer, nb::handle timeout, nb::handle peers) {
-    return new_object<WriteSlot>(ring, nb::inst_ptr<RingHandle>(ring)->claim(timeout, peers), writer);
+// Nothing guards the caller's accesses to the arrays of a slot: a truncated file is found here, before they begin.
+inline void require_end(const RingHandle &ring) {
+    if (ring.mapping().can_shrink()) [[unlikely]] {
+        ring.mapping().touch_end();
+        require_whole(ring.mapping(), ring.label());
+    }
 }
 
-inline nb::object take_slot(nb::handle_t<RingHandle> ring, nb::handle timeout, nb::handle peers) {
-    return new_object<ReadSlot>(ring, nb::inst_ptr<RingHandle>(ring)->take(timeout, peers));
-}
+// The base of the Python class memlane.lanes.Writer. Keeps the ring's handle alive.
+class RingWriter {
+  public:
+    RingWriter(nb::handle_t<RingHandle> ring, std::int64_t writer) : ring_(nb::borrow(ring)), writer_(writer) {}
+
+    std::int64_t writer() const { return writer_; }
+    Mapping &mapping() const { return ring().mapping(); }
+    const std::string &label() const { return ring().label(); }
+
+    nb::object claim(nb::handle timeout, nb::handle peers) {
+        const std::int64_t slot = ring().claim(timeout, peers);
+        require_end(ring());
+        return new_object<WriteSlot>(nb::handle_t<RingHandle>(ring_), slot, writer_);
+    }
+    bool put(TensorParts *parts, nb::handle tensors, std::int64_t policy_version, std::int64_t rows, nb::handle timeout,
+             nb::handle peers) {
+        return ring().put(parts, tensors, policy_version, writer_, rows, timeout, peers);
+    }
+    void put_parts(const TensorParts &parts, std::int64_t policy_version, std::int64_t rows, nb::handle timeout,
+                   nb::handle peers) {
+        ring().put_parts(parts, policy_version, writer_, rows, timeout, peers);
+    }
+
+  private:
+    RingHandle &ring() const { return *nb::inst_ptr<RingHandle>(ring_); }
+
+    nb::object ring_;
+    std::int64_t writer_;
+};
+
+// The base of the Python class memlane.lanes.Reader. Keeps the ring's handle alive.
+class RingReader {
+  public:
+    explicit RingReader(nb::handle_t<RingHandle> ring) : ring_(nb::borrow(ring)) {}
+
+    Mapping &mapping() const { return ring().mapping(); }
+    const std::string &label() const { return ring().label(); }
+
+    nb::object take(nb::handle timeout, nb::handle peers) {
+        const std::int64_t slot = ring().take(timeout, peers);
+        require_end(ring());
+        return new_object<ReadSlot>(nb::handle_t<RingHandle>(ring_), slot);
+    }
+    std::optional<Head> get(TensorParts *parts, nb::handle tensors, nb::handle timeout, nb::handle peers) {
+        return ring().get(parts, tensors, timeout, peers);
+    }
+    Head get_parts(const TensorParts &parts, nb::handle timeout, nb::handle peers) {
+        return ring().get_parts(parts, timeout, peers);
+    }
+
+  private:
+    RingHandle &ring() const { return *nb::inst_ptr<RingHandle>(ring_); }
+
+    nb::object ring_;
+};
 
 } // namespace memlane

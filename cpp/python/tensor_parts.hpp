@@ -34,7 +34,8 @@ class TensorParts {
             parts.push_back({offset, reinterpret_cast<std::byte *>(address), bytes});
             end_offset = std::max(end_offset, offset + bytes);
             const ExchangeTable *table = ExchangeTable::of(tensor.type());
-            entries_.push_back({name, tensor, source, table, TensorView(source, table, writeable), data_ptr(tensor)});
+            entries_.push_back(
+                {name, tensor, source, table, TensorView(source, table, writeable), Storage(tensor), data_ptr(tensor)});
             direct_ = direct_ && source.is(tensor);
         }
     }
@@ -54,12 +55,16 @@ class TensorParts {
             std::byte *data = nullptr;
             if (!tensor.type().is(entry.tensor.type()) || !entry.view.matches(tensor, entry.table, data))
                 return false;
-            if (!tensor.is(entry.tensor) || data != parts[i].data) {
-                if (is_negated(tensor))
+            if (tensor.is(entry.tensor) && data == parts[i].data)
+                return !entry.storage.shrank();
+            if (entry.storage.exists()) { // torch, not numpy
+                Storage storage(tensor);
+                if (!storage.has(data, parts[i].bytes) || is_negated(tensor))
                     return false;
-                entry.tensor = entry.source = nb::borrow(tensor);
-                parts[i].data = data;
+                entry.storage = std::move(storage);
             }
+            entry.tensor = entry.source = nb::borrow(tensor);
+            parts[i].data = data;
             return true;
         });
     }
@@ -75,6 +80,7 @@ class TensorParts {
         nb::object name, tensor, source;
         const ExchangeTable *table;
         TensorView view;     // of the source
+        Storage storage;     // of the tensor
         nb::object data_ptr; // of the tensor; None for a numpy array, whose memory cannot be exchanged
 
         bool is_staged() const { return !source.is(tensor); }
@@ -83,7 +89,7 @@ class TensorParts {
     bool is_same(std::size_t i, nb::handle tensor) const {
         const Entry &entry = entries_[i];
         std::byte *data = nullptr;
-        if (!tensor.is(entry.tensor))
+        if (!tensor.is(entry.tensor) || entry.storage.shrank())
             return false;
         // A staging copy depends on the tensor's dtype and shape only, not on its strides or device.
         return entry.is_staged() ? matches_staging_copy(entry)
@@ -120,9 +126,7 @@ class TensorParts {
     }
 
     // Whether torch negates the data lazily, when it is read: DLPack and data_ptr() do not show that.
-    static bool is_negated(nb::handle tensor) {
-        return nb::hasattr(tensor, "is_neg") && nb::cast<bool>(tensor.attr("is_neg")());
-    }
+    static bool is_negated(nb::handle tensor) { return nb::cast<bool>(tensor.attr("is_neg")()); }
 
     bool direct_ = true;
     std::vector<Entry> entries_;

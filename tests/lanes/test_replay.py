@@ -304,8 +304,8 @@ ROWS = np.zeros((2, 2), np.int64)
 @pytest.mark.parametrize(
     ("rows", "skip", "error", "words"),
     [
-        ({}, None, ValueError, "rows must have the fields ['x'], found []"),
-        ({"x": ROWS, "y": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['x', 'y']"),
+        ({}, None, ValueError, "rows must have the fields ['x'], found []: 'x' is missing"),
+        ({"x": ROWS, "y": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['x', 'y']: 'y' is unknown"),
         ({"y": ROWS}, None, ValueError, "found ['y']"),
         ({"X": ROWS}, None, ValueError, "rows must have the fields ['x'], found ['X']; did you mean 'x'?"),
         (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,9 @@ from memlane.ipc import Limiter, Replay
 from tests.support import replay_lives as lives
 from tests.support.kills import PATIENCE, Kills, Template, accounted
 from tests.support.payloads import LINKED, LOOSE, CheckedEnvs, count_misplaced, count_torn, loose_rows
-from tests.support.processes import wait_for
+from tests.support.processes import child, wait_for
 from tests.support.replay_lives import sampler_of, stored
+from tests.support.replays import STEP, step
 
 WRITING, COMPLETE = 1, 2
 
@@ -42,6 +43,11 @@ def kills(template: Template, kill_folder: Path, scale: int, request: pytest.Fix
 def held(replay: Replay) -> int:
     """Slots that a writer holds, or held when it died."""
     return int((stored(replay)[0] & 3 == WRITING).sum())
+
+
+def complete(replay: Replay) -> int:
+    """Transitions that are stored."""
+    return int((stored(replay)[0] & 3 == COMPLETE).sum())
 
 
 # ---------------------------------------------------------------------------------------------------------------- races
@@ -151,11 +157,64 @@ def test_writers_killed_at_random_instants_cost_only_their_unfinished_rows(kills
         assert held(replay) == 0
         counters = replay.counters()
         assert counters["added"] >= kills.board["added"].sum()
+        assert replay.size == complete(replay)
         if linked:
             assert count_misplaced(sampler_of(replay, 1).sample(400)) == 0
         else:
             assert count_torn(stored(replay)[1]) == 0
         print(f"{abandoned} rows abandoned")
+
+
+# Regression: rows were counted at the end of `add`. A writer that was killed before left all rows of the call uncounted
+# for ever, and those that it had overwritten counted: 171,000 of 200,000.
+def test_the_size_is_right_after_writers_were_killed_while_they_added_many_rows(scale: int) -> None:
+    for _ in range(4 * scale):
+        with Replay(LOOSE, capacity=60_000) as replay:
+            with child(replay.add, loose_rows(1, 0, 50_000)) as victim:
+                assert spin_until(lambda replay=replay: replay.segment["rows"][1000, 0] != 0)
+                victim.kill()
+            assert 1000 <= complete(replay) < 50_000  # killed while it added
+            assert complete(replay) <= replay.size <= complete(replay) + held(replay)
+            for number in range(2):
+                replay.add(loose_rows(0, 40_000 * number, 40_000))
+            assert len(replay) == complete(replay) == 60_000
+
+
+def spin_until(condition: Callable[[], object]) -> bool:
+    """Like ``wait_for``, without a pause in which the writer could finish."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+    return True
+
+
+# Regression: a sequence ended, as if nothing followed, at a row that was overwritten while the sequence was drawn.
+def test_sequences_end_early_only_at_the_newest_row_of_their_stream() -> None:
+    length = 12
+    wide = {**STEP, "obs": ("float32", 65_536)}  # copied long enough to be overwritten meanwhile
+    with Replay(wide, 40, streams=1, observations=["obs"]) as replay, child(step_forever, replay) as writer:
+        assert wait_for(lambda: replay.added > 40)
+        sampler = replay.sampler(seed=0, length=length, extras=["key"])
+        whole = 0
+        for _ in range(500):
+            newest = replay.native.last_sequence()
+            batch = sampler.sample(8)
+            rows = batch["valid"].sum(axis=1)
+            last = batch["key"][np.arange(8), rows - 1]
+            # The newest row of all may be reserved only, the one before it has no successor yet.
+            assert (last[rows < length] >= newest - 2).all()
+            whole += int((rows == length).sum())
+        assert whole > 100
+        assert replay.counters()["redrawn"] > 0
+        writer.kill()
+
+
+def step_forever(replay: Replay) -> None:
+    writer = replay.writer()
+    row = {**step(0), "obs": np.zeros((1, *replay.layout["obs"].shape), np.float32)}
+    while True:
+        writer.add(row)
 
 
 def test_a_stopped_writer_that_holds_a_slot_blocks_no_other_and_its_death_frees_the_slot(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing as mp
 import os
 import pickle
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from memlane.core import NothingToSample, SegmentError, SegmentExists, SegmentMissing, WaitTimeout
+from memlane.core import NothingToSample, Segment, SegmentError, SegmentExists, SegmentMissing, WaitTimeout
 from memlane.ipc import Limiter, Replay, ReplaySampler, Weights
 from tests.support.lanes import timed_out
-from tests.support.processes import child
+from tests.support.payloads import LOOSE, count_torn, loose_rows
+from tests.support.processes import PATIENCE, child, state_of, wait_for
+from tests.support.replay_lives import stored
 from tests.support.replays import PLAIN, STEP, drawn, final, limit_life, step
 
 
@@ -224,11 +229,126 @@ def test_a_file_that_is_no_replay_is_not_overwritten(full: Replay, file: Path) -
     assert file.read_bytes() == b"my thesis" * 1000
 
 
+# ------------------------------------------------------------------------------------------------------- one at a time
+
+
+def save_forever(replay: Replay, file: Path) -> None:
+    while True:
+        with contextlib.suppress(SegmentError):
+            replay.save(file)
+
+
+WIDE = {"number": ("int64", 16_384)}
+"""A row that takes long to copy; all its numbers are equal."""
+
+
+def overwrite_forever(replay: Replay) -> None:
+    for number in range(2**40):
+        replay.add({"number": np.full((1, 16_384), number)})
+
+
+# Race: two savers of one replay, stopped and continued while a writer overwrites it.
+#   one of them saves, the other is refused   acceptable
+#   a row that was put together from several  FORBIDDEN
+def test_two_processes_that_save_to_one_file_do_not_ruin_it(file: Path) -> None:
+    with Replay(WIDE, capacity=4) as replay:
+        with child(save_forever, replay, file) as first, child(save_forever, replay, file) as second:
+            for _ in range(12):
+                with child(overwrite_forever, replay) as writer:
+                    time.sleep(0.05)
+                    writer.kill()
+                time.sleep(0.05)
+                for saver in (first, second):
+                    os.kill(saver.pid or 0, signal.SIGSTOP)
+                    assert wait_for(lambda saver=saver: state_of(saver.pid) == "T")
+                assert mixed_rows(file) == 0
+                for saver in (first, second):
+                    os.kill(saver.pid or 0, signal.SIGCONT)
+            first.kill()
+            second.kill()
+        replay.save(file)
+        assert mixed_rows(file) == 0
+
+
+def mixed_rows(file: Path) -> int:
+    """Stored rows that were put together from several, read without ``Replay.open``, which a stopped saver prevents."""
+    with Segment.attach(file=file) as segment:
+        rows = segment["rows"]
+        complete = rows[:, :8].copy().view(np.int64)[:, 0] & 3 == 2
+        numbers = rows[complete, 8 : 8 + 8 * 16_384].copy().view(np.int64)
+        return int((numbers != numbers[:, :1]).any(axis=1).sum())
+
+
+def test_a_second_saver_is_told_who_saves_and_the_death_of_that_process_frees_the_file(file: Path) -> None:
+    with Replay(LOOSE, capacity=100_000) as replay:
+        replay.add(loose_rows(0, 0, 100_000))
+        replay.save(file)
+        with child(save_forever, replay, file) as saver:
+            message = ""
+            for _ in range(2000):
+                os.kill(saver.pid or 0, signal.SIGSTOP)
+                assert wait_for(lambda: state_of(saver.pid) == "T")
+                try:
+                    replay.save(file)
+                except SegmentError as error:
+                    message = str(error)
+                    break
+                os.kill(saver.pid or 0, signal.SIGCONT)
+                time.sleep(0.001)
+            assert f"is in use: pid {saver.pid} (" in message
+            assert "saves to it or has it open; wait until it has finished, or use another file" in message
+            for how in (Replay.open, Replay.load):
+                with pytest.raises(SegmentError, match=rf"is in use: pid {saver.pid} \(.*\) saves to it; wait until"):
+                    how(file)
+            saver.kill()
+        assert replay.save(file) >= 0
+        with Replay.load(file) as again:
+            assert (len(again), count_torn(stored(again)[1])) == (100_000, 0)
+
+
+def hold_open(file: Path, pipe: Any) -> None:
+    with Replay.open(file):
+        pipe.send(None)
+        time.sleep(PATIENCE)
+
+
+def test_a_file_that_is_open_elsewhere_can_be_opened_and_loaded_but_not_saved_to(full: Replay, file: Path) -> None:
+    full.save(file)
+    arrived, pipe = mp.Pipe(duplex=False)
+    with child(hold_open, file, pipe) as holder:
+        assert arrived.poll(PATIENCE)
+        with Replay.open(file) as opened, Replay.load(file) as loaded:
+            assert opened.size == loaded.size == full.size
+        with pytest.raises(SegmentError, match=f"is in use: pid {holder.pid} "):
+            full.save(file)
+        holder.kill()
+    assert full.save(file) == 0
+    arrived.close()
+    pipe.close()
+
+
+def test_a_replay_that_this_process_has_open_in_a_file_is_not_overwritten(full: Replay, file: Path) -> None:
+    full.save(file)
+    with Replay.open(file) as opened, pytest.raises(SegmentError, match=rf"pid {os.getpid()} \(this process\)"):
+        full.save(file)
+    assert opened.segment.closed
+    assert full.save(file) == 0
+
+
+def test_a_replay_that_was_pickled_keeps_its_file_from_being_saved_to(file: Path) -> None:
+    with made() as other:
+        with made(file=file) as replay:
+            again = pickle.loads(pickle.dumps(replay))
+        with again, pytest.raises(SegmentError, match="is in use"):
+            other.save(file)
+        other.save(file)
+
+
 # ---------------------------------------------------------------------------------------------------------- wrong files
 
 
 def test_a_file_that_is_not_there_is_missed(file: Path) -> None:
-    with pytest.raises(SegmentMissing, match="there is no segment at"):
+    with pytest.raises(SegmentMissing, match=r"there is no file '.*'; Replay\.save writes one"):
         Replay.load(file)
 
 

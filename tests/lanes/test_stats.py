@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from memlane.core import MemlaneError, SegmentClosed, SegmentError, fresh_name
+from memlane.core import BudgetError, MemlaneError, SegmentClosed, SegmentError, fresh_name
 from memlane.ipc import Moments, Stats, Weights
 from tests.support import lanes as lane_support
 from tests.support.processes import METHODS, PATIENCE, ask, child, output_of
@@ -226,3 +226,10 @@ def test_the_learner_publishes_what_the_collectors_counted() -> None:
         _, normaliser = ask(lane_support.read_weights, weights)
     assert np.allclose(normaliser["mean"], vectors.mean(axis=0))
     assert np.allclose(normaliser["std"], vectors.std(axis=0))
+
+
+def test_more_places_than_processes_are_refused_at_once() -> None:
+    with pytest.raises(
+        BudgetError, match="places must be at most 65536, found 10000000; it is the number of collectors"
+    ):
+        Stats(shape=3, places=10**7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from memlane.ipc import Ring, Weights
+from memlane.lanes import Replay
 from memlane.lanes.tensors import TensorParts, layout_of
 
 LAYOUT = {"a": ("float32", 3), "b": ("int64", ())}
@@ -315,3 +317,107 @@ def test_what_was_read_is_read_again_into_a_tensor_in_pieces_that_got_other_memo
         out["x"].data = torch.zeros(2, 4)[:, ::2]
         weights.read(out)
         assert bool(out["x"].all())
+
+
+def resized(torch: Any, nbytes: int) -> Any:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+def fake(torch: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.ones(1000)
+
+
+WITHOUT_MEMORY = {
+    "a storage of no bytes": (lambda torch: resized(torch, 0), "its storage has 0"),
+    "a storage that is too small": (lambda torch: resized(torch, 400), "its storage has 400"),
+    "a piece of a storage of no bytes": (lambda torch: with_storage(torch.ones(2000)[::2], 0), "its storage has 0"),
+    "the end of a storage that shrank": (lambda torch: with_storage(torch.ones(2000)[1000:], 4000), "needs 8000 bytes"),
+    "a fake tensor": (fake, "must have data, found a FakeTensor"),
+    "a meta tensor": (lambda torch: torch.ones(1000, device="meta"), "on the device 'meta'"),
+    "a sparse tensor": (lambda torch: torch.ones(1000).to_sparse(), "must be dense, found a tensor of layout"),
+    "a tensor of zeros without memory": (lambda torch: torch._efficientzerotensor(1000), "must have data of its own"),
+}
+
+
+def with_storage(tensor: Any, nbytes: int) -> Any:
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["at first", "after good ones"])
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_tensor_without_memory_is_neither_copied_nor_written_to(torch: Any, kind: str, earlier: bool) -> None:
+    make, text = WITHOUT_MEMORY[kind]
+    with Weights({"w": ("float32", 1000)}) as weights, Ring({"w": ("float32", 1000)}) as ring:
+        writer, reader = ring.writer(), ring.reader()
+        weights.publish({"w": torch.ones(1000)})
+        writer.put({"w": torch.ones(1000)})
+        if earlier:
+            weights.read({"w": torch.zeros(1000)})
+            writer.put({"w": torch.ones(1000)})
+            reader.get({"w": torch.zeros(1000)})
+        for use in (
+            lambda: weights.publish({"w": make(torch)}),
+            lambda: weights.read({"w": make(torch)}),
+            lambda: writer.put({"w": make(torch)}),
+            lambda: reader.get({"w": make(torch)}, timeout=0),
+        ):
+            with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+                use()
+        assert (weights.version, ring.unread) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda torch: torch.ones(1000), lambda torch: torch.ones(2000)[::2]], ids=["whole", "pieces"]
+)
+def test_a_parameter_whose_storage_is_freed_between_two_calls_is_refused_until_it_is_back(
+    torch: Any, make: Any
+) -> None:
+    given, out = {"w": make(torch)}, {"w": make(torch)}
+    with Weights({"w": ("float32", 1000)}) as weights:
+        weights.publish(given)
+        weights.read(out)
+        for tensors, call in ((given, weights.publish), (out, weights.read)):
+            storage = tensors["w"].untyped_storage()
+            length = storage.nbytes()
+            for smaller in (0, length // 2):
+                storage.resize_(smaller)
+                with pytest.raises(ValueError, match=f"its storage has {smaller}: it was resized, as FSDP does"):
+                    call(tensors)
+            storage.resize_(length)
+            tensors["w"].fill_(2)
+            call(tensors)
+        assert weights.read()[1]["w"].tolist() == [2] * 1000
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:The PyTorch API of nested:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("kind", ["quantised", "nested", "sparse"])
+def test_a_tensor_whose_bytes_are_not_its_elements_has_no_layout(torch: Any, kind: str) -> None:
+    tensor = {
+        "quantised": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "sparse": lambda: torch.ones(3, 3).to_sparse_csr(),
+    }[kind]()
+    with pytest.raises(TypeError, match=f"'w' must .*{kind}"):
+        layout_of({"w": tensor})
+
+
+def test_the_layout_of_a_model_without_memory_is_that_of_the_model(torch: Any) -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(3, 2)
+    assert layout_of(module.state_dict()) == layout_of(torch.nn.Linear(3, 2).state_dict())
+
+
+def test_a_replay_refuses_a_tensor_without_memory(torch: Any) -> None:
+    with Replay({"x": ("float32", 4)}, capacity=2000) as replay:
+        replay.add({"x": torch.ones(1000, 4)})
+        rows = with_storage(torch.ones(1000, 4), 0)
+        with pytest.raises(ValueError, match=r"rows\['x'\] needs 16000 bytes"):
+            replay.add({"x": rows})
+        assert len(replay) == 1000

@@ -1,7 +1,9 @@
 #include "lanes/replay.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <string>
 #include <utility>
 
 #include "os/clock.hpp"
@@ -19,17 +21,30 @@ template <class T> void raise_to(std::atomic<T> &highest, T value) {
             return;
 }
 
+// How often other processes may overtake one attempt before it is given up: they can do so a few times, not this
+// often.
+constexpr int max_overtakings = 1'000'000;
+
 } // namespace
 
-Replay::Replay(std::byte *control, std::byte *rows, std::byte *tree, Shape shape)
-    : control_(reinterpret_cast<ReplayControl *>(control)), rows_(rows), shape_(std::move(shape)) {
+Replay::Replay(std::byte *control, std::byte *stored, std::byte *rows, std::byte *tree, Shape shape)
+    : control_(reinterpret_cast<ReplayControl *>(control)), stored_(reinterpret_cast<StoredWord *>(stored)), rows_(rows),
+      shape_(std::move(shape)) {
     if (tree != nullptr)
         tree_.emplace(tree, shape_.capacity);
 }
 
 std::int64_t Replay::size() const {
-    const std::int64_t evicted = control_->lost.evicted.load(std::memory_order_relaxed);
-    return std::clamp<std::int64_t>(see(control_->added.value) - evicted, 0, shape_.capacity);
+    std::int64_t size = 0;
+    const std::int64_t words = (shape_.capacity + 63) / 64;
+    for (std::int64_t i = 0; i < words; ++i) {
+        std::uint64_t word = stored_[i].load(std::memory_order_relaxed);
+        if (i + 1 == words && shape_.capacity % 64 != 0) // bits that belong to no slot
+            word &= (std::uint64_t{1} << shape_.capacity % 64) - 1;
+        // Nearly all words of a replay are full or empty, and these two cases take a sixth of the time.
+        size += word == ~std::uint64_t{0} ? 64 : word == 0 ? 0 : std::popcount(word);
+    }
+    return size;
 }
 
 // ----------------------------------------------------------------------------------------------------------- writers
@@ -40,35 +55,46 @@ struct Replay::Claims {
     std::int64_t process = this_process();
     std::int64_t next, end; // the sequence numbers [next, end) are reserved
     std::int64_t evicted = 0, abandoned = 0, avoided = 0;
+    std::int64_t not_a_sequence = 0; // what was found where a sequence number was expected
+    std::int64_t alive = 0;          // a process that was alive a moment ago: asking for a million slots takes 6 s
     std::vector<std::int64_t> changed_leaves; // of the sum tree
 
-    Claims(Replay &replay, std::int64_t rows) : replay(replay) {
-        end = replay.control_->reserved.last.fetch_add(rows, std::memory_order_relaxed) + rows + 1;
-        next = end - rows;
+    Claims(Replay &replay, std::int64_t rows) : replay(replay), next(reserve(rows)), end(wrapping_sum(next, rows)) {}
+
+    // Reserves consecutive numbers and returns the first.
+    std::int64_t reserve(std::int64_t count) const {
+        return wrapping_sum(replay.control_->reserved.last.fetch_add(count, std::memory_order_relaxed), 1);
     }
 
     // Claims the next slot and returns its sequence number; 0 if other writers hold every slot.
     std::int64_t claim() {
         const std::int64_t claim_word = row_word(RowState::writing, process);
+        int overtaken = 0;
         for (std::int64_t tries = 0; tries <= replay.capacity(); ++tries) {
-            const std::int64_t sequence =
-                next < end ? next++ : replay.control_->reserved.last.fetch_add(1, std::memory_order_relaxed) + 1;
+            const std::int64_t sequence = next != end ? std::exchange(next, wrapping_sum(next, 1)) : reserve(1);
+            if (!is_sequence(sequence)) {
+                not_a_sequence = sequence;
+                return 0;
+            }
             // This process was stopped for a whole round after it reserved the number: the slot has a newer row.
-            if (sequence <= replay.control_->reserved.last.load(std::memory_order_relaxed) - replay.capacity()) {
+            if (replay.control_->reserved.last.load(std::memory_order_relaxed) >= sequence + replay.capacity()) {
                 ++avoided;
-                --tries; // does not count: the slot need not be held by another writer
+                // Does not count as a try: the slot need not be held by another writer.
+                tries -= next != end || ++overtaken < max_overtakings;
                 continue;
             }
             Word &state = replay.head(replay.slot_of(sequence)).state;
             const std::int64_t word = see(state);
-            if (row_state(word) != RowState::writing && row_detail(word) > sequence) { // a newer row, since the check above
+            // A newer row, since the check above. A number beyond the last one comes from a stray store: overwrite it.
+            if (row_state(word) != RowState::writing && row_detail(word) > sequence &&
+                row_detail(word) <= replay.control_->reserved.last.load(std::memory_order_relaxed)) {
                 ++avoided;
                 continue;
             }
             const bool held = row_state(word) == RowState::writing;
             // PAIR claim/unchanged, partner: Sampler. Stores into the row come after this exchange; a sampler that copied
             // some of them finds `writing`, or a later state, when it loads the state again.
-            if ((held && process_alive(row_detail(word))) || !publish_if(state, word, claim_word)) {
+            if ((held && is_alive(row_detail(word))) || !publish_if(state, word, claim_word)) {
                 ++avoided;
                 continue;
             }
@@ -81,6 +107,12 @@ struct Replay::Claims {
             return sequence;
         }
         return 0;
+    }
+
+    bool is_alive(std::int64_t other) {
+        if (other != alive && process_alive(other))
+            alive = other;
+        return other == alive && other != 0;
     }
 
     // Gives the row a priority, so that it can be drawn. By generation: another row may be in the slot already.
@@ -151,6 +183,7 @@ std::int64_t Replay::add(const AddRequest &request) {
         if (has_final(i)) {
             const std::int64_t tail = claims.claim();
             if (tail == 0) {
+                mark_stored(slot, false);
                 publish(row.state, row_word(RowState::empty)); // give the row's slot back
                 break;
             }
@@ -164,6 +197,7 @@ std::int64_t Replay::add(const AddRequest &request) {
             tail_head.previous.store(sequence, std::memory_order_relaxed);
             tail_head.version.store(request.version, std::memory_order_relaxed);
             tail_head.next.store(-tail, std::memory_order_relaxed);
+            mark_stored(slot_of(tail), false);
             publish(tail_head.state, row_word(RowState::tail, tail)); // PAIR publish/see, partner: Sampler
             next = tail;
         }
@@ -177,6 +211,7 @@ std::int64_t Replay::add(const AddRequest &request) {
             // episode.
             std::atomic_ref<std::int64_t>(*newest).store(0, std::memory_order_relaxed);
         }
+        mark_stored(slot, true);
         // PAIR publish/see, partner: Sampler. The whole row is stored before its state.
         publish(row.state, row_word(RowState::complete, sequence));
         ++added;
@@ -191,6 +226,9 @@ std::int64_t Replay::add(const AddRequest &request) {
             std::atomic_ref<std::int64_t>(*newest).store(ended ? 0 : sequence, std::memory_order_release);
     }
     claims.finish(added);
+    if (claims.not_a_sequence != 0)
+        throw ReplayDamaged("its last sequence number must be from 0 to 2^60, found " +
+                            std::to_string(claims.not_a_sequence));
     return added;
 }
 
@@ -227,14 +265,15 @@ bool Replay::admit_inserts(std::int64_t count) {
         return true;
     Word &inserts = control_->admitted.inserts;
     for (std::int64_t known = see(inserts);;) {
-        const auto after = static_cast<double>(known + count);
+        const auto after = static_cast<double>(wrapping_sum(known, count));
         const double due = after * limit.ratio - static_cast<double>(see(control_->admitted.samples));
         // Before min_size transitions are stored no writer waits: all samplers wait then, and nothing could end its
         // wait.
         if (see(control_->added.value) >= limit.min_size &&
             due > static_cast<double>(limit.min_size) * limit.ratio + limit.error_buffer)
             return false;
-        if (inserts.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        if (inserts.compare_exchange_weak(known, wrapping_sum(known, count), std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
             if (known >= limit.min_size)
                 raise_to(control_->admitted.largest_insert, count);
             return true;
@@ -250,11 +289,12 @@ bool Replay::admit_samples(std::int64_t count) {
     for (std::int64_t known = see(samples);;) {
         if (see(control_->added.value) < limit.min_size)
             return false;
-        const auto after = static_cast<double>(known + count);
+        const auto after = static_cast<double>(wrapping_sum(known, count));
         const double due = static_cast<double>(see(control_->admitted.inserts)) * limit.ratio - after;
         if (due < static_cast<double>(limit.min_size) * limit.ratio - limit.error_buffer)
             return false;
-        if (samples.compare_exchange_weak(known, known + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
+        if (samples.compare_exchange_weak(known, wrapping_sum(known, count), std::memory_order_acq_rel,
+                                          std::memory_order_acquire)) {
             raise_to(control_->admitted.largest_sample, count);
             return true;
         }
@@ -268,7 +308,7 @@ WaitResult Replay::wait_admitted(Side side, std::int64_t count, std::int64_t dea
     const std::int64_t seen = see(signal.value);
     if (admit(side, count))
         return {WaitEnd::reached, 0};
-    WaitResult result = signal_wait(signal, seen + 1, deadline_ns, pidfds, spin);
+    WaitResult result = signal_wait(signal, wrapping_sum(seen, 1), deadline_ns, pidfds, spin);
     if (admit(side, count))
         return {WaitEnd::reached, 0};
     if (result.end == WaitEnd::reached) // not enough yet
@@ -294,15 +334,17 @@ double Replay::required_error_buffer(std::int64_t insert, std::int64_t sample) c
 
 // ------------------------------------------------------------------------------------------------------------ saving
 
-std::int64_t Replay::save_into(Replay &copy) {
+std::int64_t Replay::save_rows(Replay &copy, std::int64_t begin, std::int64_t end) {
     std::int64_t changed = 0;
     const std::int64_t process = this_process();
     const auto save_last_sequence = [&] { publish(copy.control_->reserved.last, see(control_->reserved.last)); };
-    for (std::int64_t slot = 0; slot < shape_.capacity; ++slot) {
+    for (std::int64_t slot = begin; slot < end; ++slot) {
         RowHead &row = head(slot);
         RowHead &saved = copy.head(slot);
         const std::int64_t word = see(row.state);
-        const bool stored = row_state(word) == RowState::complete || row_state(word) == RowState::tail;
+        // A number that a stray store left is not carried into the file: the whole file would be refused.
+        const bool stored = (row_state(word) == RowState::complete || row_state(word) == RowState::tail) &&
+                            is_sequence(row_detail(word)) && slot_of(row_detail(word)) == slot;
         const std::int64_t next = shape_.linked ? see(row.next) : 0;
         if (!stored) {
             // The old row is being overwritten, and the new one is not complete yet.
@@ -322,21 +364,28 @@ std::int64_t Replay::save_into(Replay &copy) {
                 saved.next.store(next, std::memory_order_relaxed);
             save_last_sequence(); // before the row, so that the file never holds a sequence number above its last one
             // PAIR claim/unchanged, partner: Claims::claim. A row that was overwritten during the copy is not saved.
-            publish(saved.state, unchanged(row.state, word) ? word : row_word(RowState::empty));
+            const std::int64_t result = unchanged(row.state, word) ? word : row_word(RowState::empty);
+            copy.mark_stored(slot, row_state(result) == RowState::complete);
+            publish(saved.state, result);
             ++changed;
         } else if (shape_.linked && saved.next.load(std::memory_order_relaxed) != next && unchanged(row.state, word)) {
             save_last_sequence();
             saved.next.store(next, std::memory_order_relaxed);
             ++changed;
         }
+        const std::int64_t now = see(saved.state);
+        copy.mark_stored(slot, row_state(now) == RowState::complete); // also for an empty slot: a save may have been killed
         if (tree_) {
             const SumTree::Leaf leaf = tree_->at(slot);
-            const std::int64_t now = see(saved.state);
             const std::uint32_t generation = generation_of(row_detail(now));
             const bool own = row_state(now) == RowState::complete && leaf.generation == generation;
-            copy.tree_->replace(slot, generation, own ? leaf.priority : 0);
+            copy.tree_->replace(slot, generation, own && SumTree::counts(leaf.priority) ? leaf.priority : 0);
         }
     }
+    return changed;
+}
+
+void Replay::save_counters(Replay &copy) {
     if (copy.tree_)
         copy.tree_->refresh_all();
     const auto copy_word = [](Word &to, const Word &from) { to.store(see(from), std::memory_order_relaxed); };
@@ -354,7 +403,6 @@ std::int64_t Replay::save_into(Replay &copy) {
     copy_word(copy.control_->drawn.redrawn, control_->drawn.redrawn);
     copy.control_->priority.highest.store(control_->priority.highest.load(std::memory_order_relaxed),
                                           std::memory_order_relaxed);
-    return changed;
 }
 
 bool Replay::counters_plausible() const {
@@ -372,12 +420,12 @@ bool Replay::counters_plausible() const {
     return plausible;
 }
 
-std::int64_t Replay::first_implausible() const {
-    for (std::int64_t slot = 0; slot < shape_.capacity; ++slot) {
+std::int64_t Replay::first_implausible(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t slot = begin; slot < end; ++slot) {
         const RowHead &row = head(slot);
         if (tree_ && !(std::isfinite(tree_->priority(slot)) && tree_->priority(slot) >= 0))
             return slot;
-        for (;;) {
+        for (int attempt = 0;; ++attempt) {
             const std::int64_t word = see(row.state);
             const std::int64_t sequence = row_detail(word);
             if (row_state(word) == RowState::empty ? word != 0 : sequence <= 0)
@@ -390,11 +438,12 @@ std::int64_t Replay::first_implausible() const {
                 previous = see(row.previous);
             }
             const std::int64_t last = see(control_->reserved.last); // loaded after the numbers that it is compared with
-            if (slot_of(sequence) == slot && sequence <= last && previous >= 0 && previous <= last &&
+            const bool counted = is_stored(slot) == (row_state(word) == RowState::complete);
+            if (counted && slot_of(sequence) == slot && sequence <= last && previous >= 0 && previous <= last &&
                 (next == -sequence || (next >= sequence && next <= last) || row_state(word) == RowState::tail))
                 break;
-            if (unchanged(row.state, word)) // otherwise a writer overwrote it meanwhile: check again
-                return slot;
+            if (unchanged(row.state, word) || attempt == max_overtakings)
+                return slot; // otherwise a writer overwrote it meanwhile: check again
         }
     }
     return -1;

@@ -11,6 +11,10 @@ namespace {
 
 void increment(Word &counter) { counter.fetch_add(1, std::memory_order_relaxed); }
 
+// How often a search for the oldest slot goes round the ring. Two rounds are the rule, and every further one needs an older commit that became
+// visible during it: so many mean that a stray process changes the words all the time.
+constexpr std::int64_t max_rounds = 64;
+
 } // namespace
 
 Ring::Ring(std::byte *control, std::byte *slots, std::int64_t count, std::size_t stride_bytes, std::int64_t unread_limit,
@@ -26,7 +30,8 @@ Ring::Oldest Ring::oldest_ready() const {
     // Searching only the positions before the found slot again would not be enough: a slot found there is itself new,
     // and older slots of its writer can lie behind it.
     std::int64_t since = 0;
-    for (std::int64_t probe = 0; probe < count_ || (oldest.slot >= 0 && since < count_); ++probe, ++since) {
+    for (std::int64_t probe = 0; probe < count_ || (oldest.slot >= 0 && since < count_ && probe < max_rounds * count_);
+         ++probe, ++since) {
         const std::int64_t slot = probe % count_;
         // PAIR publish/see, partner: Ring::commit. Head and payload are loaded after `ready`.
         const std::int64_t word = see(head(slot).state);
@@ -45,7 +50,9 @@ Ring::Oldest Ring::oldest_ready() const {
 std::int64_t Ring::claim_free(std::int64_t process) {
     const std::int64_t claim_word = slot_word(SlotState::writing, process);
     // Writers start their search at different slots, so that they do not compete for the first free one.
-    const std::int64_t first = see(control_->sequence.last) % count_;
+    // Unsigned: the remainder of a stray negative number would lie in front of the ring.
+    const auto first = static_cast<std::int64_t>(static_cast<std::uint64_t>(see(control_->sequence.last)) %
+                                                 static_cast<std::uint64_t>(count_));
     for (std::int64_t i = 0; i < count_; ++i) {
         const std::int64_t slot = (first + i) % count_;
         Word &state = head(slot).state;
@@ -65,12 +72,15 @@ std::int64_t Ring::try_claim(std::int64_t process) {
     // Before an unread slot is dropped, slots of dead processes are reclaimed. Writers in this mode never wait, so no
     // other call would do that, and every death would make the ring smaller for good. It costs microseconds: once per
     // slice.
-    if (const std::int64_t now = now_ns(); now >= control_->lost.next_reap_ns.load(std::memory_order_relaxed)) {
+    const std::int64_t now = now_ns();
+    // Later than a slice from now is a stray word, or the clock of another time namespace.
+    if (const std::int64_t next = control_->lost.next_reap_ns.load(std::memory_order_relaxed);
+        now >= next || next > now + slice_ns) {
         control_->lost.next_reap_ns.store(now + slice_ns, std::memory_order_relaxed);
         if (reap() > 0 && (free = claim_free(process)) >= 0)
             return free;
     }
-    for (;;) {
+    for (int attempt = 0; attempt < max_attempts; ++attempt) {
         const Oldest oldest = oldest_ready();
         if (oldest.slot < 0)
             return -1;
@@ -79,12 +89,13 @@ std::int64_t Ring::try_claim(std::int64_t process) {
             return oldest.slot;
         }
     }
+    return -1; // the caller waits for a slice at most and tries again, unless it is interrupted or its time is over
 }
 
 void Ring::commit(std::int64_t slot) {
     SlotHead &slot_head = head(slot);
     const std::int64_t claim_word = slot_head.state.load(std::memory_order_relaxed);
-    const std::int64_t sequence = control_->sequence.last.fetch_add(1, std::memory_order_relaxed) + 1;
+    const std::int64_t sequence = wrapping_sum(control_->sequence.last.fetch_add(1, std::memory_order_relaxed), 1);
     slot_head.sequence.store(sequence, std::memory_order_relaxed);
     // PAIR publish/see, partner: Ring::oldest_ready. Head and payload are stored before `ready`: otherwise a reader could
     // take the slot and load its old content. If the writer dies before this line, its sequence number stays unused and
@@ -124,13 +135,14 @@ void Ring::abandon(std::int64_t slot) {
 }
 
 std::int64_t Ring::try_take(std::int64_t process) {
-    for (;;) {
+    for (int attempt = 0; attempt < max_attempts; ++attempt) {
         const Oldest oldest = oldest_ready();
         if (oldest.slot < 0)
             return -1;
         if (publish_if(head(oldest.slot).state, oldest.word, slot_word(SlotState::reading, process)))
             return oldest.slot;
     }
+    return -1; // as in try_claim
 }
 
 void Ring::release(std::int64_t slot) {
@@ -154,7 +166,7 @@ WaitResult wait_for_slot(SignalCell &signal, std::int64_t deadline_ns, std::span
         slot = attempt();
     if (slot >= 0)
         return {WaitEnd::reached, slot};
-    WaitResult result = signal_wait(signal, seen + 1, deadline_ns, pidfds, spin);
+    WaitResult result = signal_wait(signal, wrapping_sum(seen, 1), deadline_ns, pidfds, spin);
     slot = attempt(); // also after a peer's death and after the deadline: a slot may have come just before
     if (slot >= 0)
         return {WaitEnd::reached, slot};

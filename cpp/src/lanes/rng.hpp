@@ -19,6 +19,11 @@ struct Rng {
             word = mixed ^ (mixed >> 31);
         }
     }
+    // Seeds a state of zeros, which a stray store may leave: it would return 0 for ever.
+    void repair() {
+        if ((state[0] | state[1] | state[2] | state[3]) == 0)
+            seed(0);
+    }
     std::uint64_t next() {
         const auto rotate_left = [](std::uint64_t x, int by) { return x << by | x >> (64 - by); };
         const std::uint64_t result = rotate_left(state[1] * 5, 7) * 9;
@@ -31,12 +36,15 @@ struct Rng {
         state[3] = rotate_left(state[3], 45);
         return result;
     }
-    // An integer in [0, bound), uniformly: the few values that would cause a bias are rejected (Lemire's method).
+    // An integer in [0, bound), uniformly: the few values that would cause a bias are rejected (Lemire's method). At most
+    // 64 times, which a state that is not damaged needs less than once in 2^64 draws.
     std::uint64_t below(std::uint64_t bound) {
         unsigned __int128 product = static_cast<unsigned __int128>(next()) * bound;
-        if (static_cast<std::uint64_t>(product) < bound)
-            for (const std::uint64_t threshold = -bound % bound; static_cast<std::uint64_t>(product) < threshold;)
+        if (static_cast<std::uint64_t>(product) < bound) {
+            const std::uint64_t threshold = -bound % bound;
+            for (int rejected = 0; static_cast<std::uint64_t>(product) < threshold && rejected < 64; ++rejected)
                 product = static_cast<unsigned __int128>(next()) * bound;
+        }
         return static_cast<std::uint64_t>(product >> 64);
     }
     // A number in [0, 1), uniformly.

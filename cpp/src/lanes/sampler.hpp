@@ -55,33 +55,34 @@ class Sampler {
     bool sample(std::int64_t count, std::byte *out, double beta, int threads);
 
   private:
-    // The state of a row when its copy began.
-    struct SeenState {
-        const Word *state;
-        std::int64_t word;
-    };
-    // All rows that one batch row is copied from. The batch row is valid if none of them changed until the end of the
-    // copy.
-    using Chain = std::vector<SeenState>;
-
     struct Row {
         std::int64_t sequence;
         const RowHead *head;
         const std::byte *payload;
     };
 
+    // A row and its state when its copy began.
+    struct Seen {
+        const RowHead *head;
+        std::int64_t word;
+    };
+    // All rows that one batch row is copied from. The batch row is valid if none of them changed until the end of the
+    // copy.
+    using Chain = std::vector<Seen>;
+
     Row row(std::int64_t sequence) const;
     Row drawn(std::size_t i) const;
     bool add_to_chain(const Row &row, bool tails, Chain &chain) const;
     bool flag(const Row &row, std::size_t field) const;
-    bool copy_field(const FieldCopy &copy, Row row, std::byte *to, Chain &chain) const;
+    bool copy_field(const FieldCopy &copy, const Row &row, std::byte *to, Chain &chain) const;
     bool walk_steps(const Row &first, Row &next_row, std::byte *out, Chain &chain) const;
     void copy_plain(std::size_t begin, std::size_t end, std::byte *out);
     bool copy_row(const Row &row, std::byte *out, Chain &chain) const;
     bool copy_sequence(const Row &first, std::byte *out, Chain &chain) const;
     std::int64_t successor(const Row &row) const;
+    bool is_newest(const Row &row) const;
     void prefetch(std::int64_t slot) const;
-    void prefetch_successor(std::int64_t &slot) const;
+    template <Word RowHead::*link> void prefetch_linked(std::int64_t &slot) const;
 
     void draw_uniformly(std::size_t i, std::int64_t last);
     void draw_by_priority(std::span<const double> prefix_sums, double total, std::size_t begin);
@@ -98,7 +99,7 @@ class Sampler {
     std::vector<std::int64_t> sequences_; // the row expected in that slot; 0: any row; -1: none, draw again
     std::vector<std::uint8_t> copied_;    // whether the batch row holds a valid copy
     std::vector<double> prefix_sums_, probabilities_;
-    std::vector<std::int64_t> prefetched_slots_; // per batch row: how far along its stream rows were prefetched
+    std::vector<std::int64_t> slots_after_, slots_before_; // per batch row: how far along its stream rows were prefetched
 };
 
 } // namespace memlane

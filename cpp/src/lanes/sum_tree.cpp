@@ -8,6 +8,10 @@ namespace memlane {
 
 namespace {
 
+// Sums again while other processes change the 16 children, but not for ever: a node that is out of date is repaired by
+// the next refresh of any of its children.
+constexpr int max_sums = 1000;
+
 std::int64_t padded(std::int64_t count) { return (count + SumTree::fan_out - 1) / SumTree::fan_out * SumTree::fan_out; }
 
 } // namespace
@@ -69,24 +73,33 @@ void SumTree::children(std::size_t level, std::int64_t node, float (&out)[fan_ou
 
 float SumTree::sum_below(std::size_t level, std::int64_t node) const {
     float values[fan_out];
-    children(level, node, values);
     // Always in the same order, pairwise: two processes that load the same 16 values compute the same sum.
-    for (std::int64_t width = fan_out / 2; width > 0; width /= 2)
-        for (std::int64_t i = 0; i < width; ++i)
-            values[i] += values[i + width];
-    return values[0];
+    const auto sum = [&] {
+        for (std::int64_t width = fan_out / 2; width > 0; width /= 2)
+            for (std::int64_t i = 0; i < width; ++i)
+                values[i] += values[i + width];
+        return values[0];
+    };
+    children(level, node, values);
+    if (const float fast = sum(); counts(fast) || fast == 0) [[likely]]
+        return fast;
+    // A value that does not count is among them. Looked for only now: to check each of them took 10 % of an update.
+    children(level, node, values);
+    for (float &value : values)
+        value = counts(value) ? value : 0;
+    return sum();
 }
 
 void SumTree::refresh_node(std::size_t level, std::int64_t node) {
     Node &stored_sum = levels_[level].nodes[node];
-    for (;;) {
+    for (int attempt = 0; attempt < max_sums; ++attempt) {
         const float sum = sum_below(level, node);
         // PAIR refresh/refresh, both sides are this line. Two processes changed two of the 16 children. The exchange of
         // the later one loads the sum of the earlier one (acquire), so its second sum_below sees the child that the
         // earlier one had changed before its exchange (release), and it sums again. This prevents an outdated sum,
         // computed before the other's change, from staying in the node.
         stored_sum.exchange(sum, std::memory_order_acq_rel);
-        if (std::bit_cast<std::uint32_t>(sum_below(level, node)) == std::bit_cast<std::uint32_t>(sum))
+        if (sum_below(level, node) == sum) // never NaN, see `counts`
             return;
     }
 }
@@ -120,7 +133,8 @@ double SumTree::total() const {
     double total = 0;
     const Level &top = levels_.back();
     for (std::int64_t node = 0; node < top.count; ++node)
-        total += static_cast<double>(top.nodes[node].load(std::memory_order_relaxed));
+        if (const float value = top.nodes[node].load(std::memory_order_relaxed); counts(value))
+            total += static_cast<double>(value);
     return total;
 }
 
@@ -142,9 +156,9 @@ void SumTree::find(std::span<const double> prefix_sums, std::span<std::int64_t> 
                 children(level, found[i], values);
                 std::int64_t child = -1;
                 for (std::int64_t k = 0; k < fan_out; ++k) {
-                    const auto value = static_cast<double>(values[k]);
-                    if (value <= 0)
+                    if (!counts(values[k]))
                         continue;
+                    const auto value = static_cast<double>(values[k]);
                     child = k; // where rounding leads past the end: the last child with a priority above 0
                     if (rest[i] < value)
                         break;

@@ -35,6 +35,10 @@ class SumTree {
     SumTree(std::byte *memory, std::int64_t count);
 
     std::int64_t count() const { return count_; }
+    // Whether a priority or a sum counts. A file or a stray store may leave any number; one that is negative, infinite or
+    // NaN is taken as 0, so that it spoils neither the sums above it nor the draws.
+    // As an integer, it is one comparison.
+    static bool counts(float value) { return std::bit_cast<std::uint32_t>(value) - 1 < 0x7F7FFFFF; }
     struct Leaf {
         std::uint32_t generation;
         float priority;

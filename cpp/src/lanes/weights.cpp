@@ -1,6 +1,7 @@
 #include "lanes/weights.hpp"
 
 #include <array>
+#include <string>
 
 #include "os/process.hpp"
 #include "sync/copy.hpp"
@@ -18,6 +19,16 @@ constexpr std::int64_t rotated_versions = 256;
 Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes)
     : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count), stride_bytes_(stride_bytes) {}
 
+std::int64_t Weights::latest() const {
+    // PAIR publish/see, partner: Weights::publish. The content of the buffer is loaded after `latest`.
+    const std::int64_t latest = see(control_->latest.value);
+    const bool possible = version_of(latest) >= 1 && version_of(latest) < max_version && buffer_of(latest) < count_;
+    if (latest != 0 && !possible) [[unlikely]]
+        throw StrayWord("expected the latest version in one of " + std::to_string(count_) + " buffers, found version " +
+                        std::to_string(version_of(latest)) + " in buffer " + std::to_string(buffer_of(latest)));
+    return latest;
+}
+
 bool Weights::can_be_claimed(int index, std::int64_t state) const {
     if (state > 0 && process_alive(state))
         return false;
@@ -29,24 +40,25 @@ bool Weights::can_be_claimed(int index, std::int64_t state) const {
 }
 
 int Weights::claim(std::int64_t process) {
-    for (;;) {
-        const std::int64_t latest = see(control_->latest.value);
+    for (int attempt = 0; attempt < max_attempts; ++attempt) {
+        const std::int64_t latest = this->latest();
         const bool rotate = version_of(latest) < control_->rotate_until.load(std::memory_order_relaxed);
         std::array<std::int64_t, max_buffers> states;
         int chosen = -1;
-        std::int64_t chosen_version = 0;
+        std::int64_t chosen_age = 0;
         for (int index = 0; index < count_; ++index) {
             const std::int64_t state = states[static_cast<std::size_t>(index)] = see(control_->state[index]);
             if (!can_be_claimed(index, state))
                 continue;
-            const std::int64_t version = state < 0 ? -state : 0;
+            // Grows with the version. Not -state, which overflows for the smallest integer, if a stray process stored it.
+            const std::int64_t age = state < 0 ? ~state : -1;
             // The oldest version has the fewest readers left; the newest is still in the cache.
-            if (chosen < 0 || (rotate ? version < chosen_version : version > chosen_version)) {
+            if (chosen < 0 || (rotate ? age < chosen_age : age > chosen_age)) {
                 chosen = index;
-                chosen_version = version;
+                chosen_age = age;
             }
         }
-        // PAIR claim/unchanged, partner: Weights::read. The claim comes before the stores that overwrite the buffer:
+        // PAIR claim/unchanged, partner: Weights::try_read. The claim comes before the stores that overwrite the buffer:
         // otherwise a reader could accept a copy that has some of them.
         if (chosen >= 0) {
             if (publish_if(control_->state[chosen], states[static_cast<std::size_t>(chosen)], process))
@@ -61,6 +73,7 @@ int Weights::claim(std::int64_t process) {
         if (!moved)
             return -1;
     }
+    return -1;
 }
 
 std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts) {
@@ -69,10 +82,12 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
         return -1;
     for (const Part &part : parts)
         copy_bytes(buffer(index) + part.offset, part.data, part.bytes);
-    for (;;) {
+    for (int attempt = 0; attempt < max_attempts; ++attempt) {
         const std::int64_t latest = see(control_->latest.value);
         const std::int64_t version = version_of(latest) + 1;
-        // PAIR publish/see, partner: Weights::read. The buffer's content is stored before `latest`: otherwise a reader
+        if (version < 1 || version > max_version) [[unlikely]]
+            break; // changed since the claim, by no writer
+        // PAIR publish/see, partner: Weights::latest. The buffer's content is stored before `latest`: otherwise a reader
         // could load what the buffer held before.
         if (!signal_compare_and_swap(control_->latest, latest, version << 8 | index))
             continue;
@@ -81,26 +96,27 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
         memlane::publish(control_->state[index], -version);
         return version;
     }
+    memlane::publish(control_->state[index], 0); // nobody reads the buffer: the next writer may have it
+    latest(); // throws if that was the cause
+    return -1;
 }
 
-std::int64_t Weights::read(std::span<const Part> parts) {
-    for (;;) {
-        // PAIR publish/see, partner: Weights::publish. The buffer's content is loaded after `latest`.
-        const std::int64_t latest = see(control_->latest.value);
-        if (latest == 0)
-            return 0;
-        const int index = buffer_of(latest);
-        for (const Part &part : parts)
-            copy_bytes(part.data, buffer(index) + part.offset, part.bytes);
-        // PAIR claim/unchanged, partner: Weights::claim. No writer has claimed the buffer if it still bears the mark of
-        // its version; or, if its writer died or was delayed before the mark, if it still is the latest, which no writer
-        // may claim.
-        if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
-            return version_of(latest);
-        control_->retries.fetch_add(1, std::memory_order_relaxed);
-        // A hint: a writer that sees it late only overtakes this reader once more.
-        control_->rotate_until.store(version_of(see(control_->latest.value)) + rotated_versions, std::memory_order_relaxed);
-    }
+std::int64_t Weights::try_read(std::span<const Part> parts) {
+    const std::int64_t latest = this->latest();
+    if (latest == 0)
+        return 0;
+    const int index = buffer_of(latest);
+    for (const Part &part : parts)
+        copy_bytes(part.data, buffer(index) + part.offset, part.bytes);
+    // PAIR claim/unchanged, partner: Weights::claim. No writer has claimed the buffer if it still bears the mark of
+    // its version; or, if its writer died or was delayed before the mark, if it still is the latest, which no writer
+    // may claim.
+    if (unchanged(control_->state[index], -version_of(latest)) || unchanged(control_->latest.value, latest))
+        return version_of(latest);
+    control_->retries.fetch_add(1, std::memory_order_relaxed);
+    // A hint: a writer that sees it late only overtakes this reader once more.
+    control_->rotate_until.store(version_of(see(control_->latest.value)) + rotated_versions, std::memory_order_relaxed);
+    return -1;
 }
 
 } // namespace memlane

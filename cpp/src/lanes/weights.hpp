@@ -1,7 +1,7 @@
 // Weights: the latest version of a block of bytes, published by writers and read by any process.
 //
 // Who may call: any process, at any time; usually there is one writer. No call waits for another process: a writer
-// fills a buffer that is not the latest, and a reader whose buffer was overwritten during its copy copies again.
+// fills a buffer that is not the latest, and a reader whose buffer was overwritten during its copy may copy again.
 //
 //   latest      version << 8 | buffer. Grows with every publication, so a reader can wait for it.
 //   state[b]    0: never used.
@@ -51,6 +51,8 @@ static_assert(sizeof(WeightsControl) == 192);
 
 constexpr std::int64_t version_of(std::int64_t latest) { return latest >> 8; }
 constexpr int buffer_of(std::int64_t latest) { return static_cast<int>(latest & 0xFF); }
+// No writer gets this far, and `version << 8` has room to spare.
+inline constexpr std::int64_t max_version = std::int64_t{1} << 54;
 
 // A contiguous piece of the caller's memory and its offset in a buffer.
 struct Part {
@@ -65,12 +67,16 @@ class Weights {
 
     WeightsControl &control() const { return *control_; }
 
+    // The word `latest`. Throws StrayWord if it is none that a writer stores.
+    std::int64_t latest() const;
+
     // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 if every buffer but the latest
-    // is claimed by a live writer: N concurrent writers need N + 1 buffers.
+    // is claimed by a live writer: N concurrent writers need N + 1 buffers. Throws StrayWord as `latest` does.
     std::int64_t publish(std::int64_t process, std::span<const Part> parts);
 
-    // Copies the latest version out and returns its number. Returns 0 and copies nothing if there is none yet.
-    std::int64_t read(std::span<const Part> parts);
+    // Copies the latest version out and returns its number. Returns 0 and copies nothing if there is none yet, and -1 if
+    // a writer overtook the copy: the parts are then torn, and the caller tries again. Throws StrayWord as `latest` does.
+    std::int64_t try_read(std::span<const Part> parts);
 
   private:
     std::byte *buffer(int index) const { return buffers_ + static_cast<std::size_t>(index) * stride_bytes_; }

@@ -218,12 +218,15 @@ TEST("a writer killed at any change loses its unfinished rows only, and its slot
                 CHECK_EQ(replay.first_implausible(), -1);
                 const std::int64_t held = count_in_state(replay, RowState::writing);
                 CHECK(held <= 2);
+                const std::int64_t too_many = replay.size() - count_in_state(replay, RowState::complete);
+                CHECK(too_many >= 0 && too_many <= held);
                 for (int i = 0; i < 5; ++i)
                     three_steps(replay, memory->newest.data(), 2, 6);
                 CHECK_EQ(find_fault(replay), "");
                 CHECK_EQ(replay.first_implausible(), -1);
                 CHECK_EQ(see(replay.control().lost.abandoned), held);
                 CHECK_EQ(count_in_state(replay, RowState::writing), 0);
+                CHECK_EQ(replay.size(), count_in_state(replay, RowState::complete));
                 CHECK_EQ(see(replay.control().lost.avoided), 0);
                 if (prioritised) {
                     const double total = replay.tree().total();
@@ -329,6 +332,7 @@ TEST("a save killed at any change leaves a file that can be loaded") {
                 replay.save_into(saved);
                 CHECK_EQ(saved.first_implausible(), -1);
                 CHECK_EQ(count_in_state(saved, RowState::complete), count_in_state(replay, RowState::complete));
+                CHECK_EQ(saved.size(), replay.size());
                 CHECK_EQ(saved.tree().total(), replay.tree().total());
                 CHECK_EQ(replay.save_into(saved), 0);
             });

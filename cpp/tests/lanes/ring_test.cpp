@@ -134,6 +134,73 @@ using Numbers = std::vector<std::int64_t>;
 
 // ------------------------------------------------------------------------------------------------------ one process
 
+// ------------------------------------------------------------------------------------------------------ stray words
+
+TEST("whatever the last sequence number says, writers find the slots of the ring and no other memory") {
+    for (const std::int64_t last : {std::int64_t{-1}, std::int64_t{-3}, INT64_MIN, INT64_MAX, INT64_MAX - 1}) {
+        // The ring lies in the middle: a slot in front of it or behind it would be one of its neighbours.
+        struct {
+            Memory before, memory, after;
+        } area{};
+        Ring ring = area.memory.blocking(5);
+        area.memory.control.sequence.last = last;
+        std::vector<std::int64_t> claimed;
+        for (int i = 0; i < 5; ++i)
+            claimed.push_back(ring.try_claim(this_process()));
+        std::sort(claimed.begin(), claimed.end());
+        CHECK(claimed == std::vector<std::int64_t>{0, 1, 2, 3, 4});
+        CHECK_EQ(ring.try_claim(this_process()), -1);
+        for (const std::int64_t slot : claimed)
+            ring.commit(slot);
+        for (int i = 0; i < 5; ++i)
+            ring.release(ring.try_take(this_process()));
+        CHECK_EQ(ring.try_take(this_process()), -1);
+    }
+}
+
+TEST("a stray time of the next reclaim does not keep a dead process's slots from a dropping ring") {
+    for (const std::int64_t next : {INT64_MAX, now_ns() + 10 * slice_ns, INT64_MIN}) {
+        Memory memory{};
+        Ring ring = memory.dropping(4);
+        Shared<Word> dead;
+        Child([&] { publish(*dead, this_process()); }).join();
+        for (int i = 0; i < 2; ++i)
+            CHECK(ring.try_claim(see(*dead)) >= 0);
+        for (int i = 0; i < 2; ++i)
+            memory.write(ring, this_process(), 1, i + 1);
+        memory.control.lost.next_reap_ns = next;
+        memory.write(ring, this_process(), 1, 3);
+        CHECK_EQ(see(memory.control.lost.abandoned), 2);
+    }
+}
+
+TEST("calls of a ring whose words another thread scribbles on return, with a slot of the ring or none") {
+    Memory memory{};
+    Ring ring = memory.dropping(6);
+    std::atomic<bool> stop{false};
+    std::thread scribbler([&] {
+        std::uint64_t random = 1;
+        while (!stop) {
+            random = random * 6364136223846793005 + 1442695040888963407;
+            Word &word = random >> 60 & 1 ? memory.slot[(random >> 33) % 6].head.state : memory.control.sequence.last;
+            word = static_cast<std::int64_t>(random);
+        }
+    });
+    const auto inside = [](std::int64_t slot) { return slot >= -1 && slot < 6; };
+    for (int i = 0; i < check::times(8'000); ++i) {
+        const std::int64_t claimed = ring.try_claim(this_process());
+        CHECK(inside(claimed));
+        if (claimed >= 0)
+            ring.commit(claimed);
+        const std::int64_t taken = ring.try_take(this_process());
+        CHECK(inside(taken));
+        if (taken >= 0)
+            ring.release(taken);
+    }
+    stop = true;
+    scribbler.join();
+}
+
 TEST("a new ring has no slot to take, and each of its slots can be claimed once") {
     Memory memory{};
     Ring ring = memory.blocking(4);

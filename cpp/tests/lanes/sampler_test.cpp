@@ -461,6 +461,90 @@ TEST("writers killed at random instants leave untorn rows, and the others go on"
     }
 }
 
+// Regression: sequence numbers used to be computed from the 32 bits of the generation in a leaf. After 2^32 rounds none of
+// them was right: every draw failed a thousand times, and then all rows were scanned.
+TEST("rows are drawn by priority at the first attempt after 2^32 rounds through the slots") {
+    constexpr std::int64_t capacity = 7;
+    for (const std::int64_t rounds : {std::int64_t{1} << 32, (std::int64_t{3} << 32) - 1, std::int64_t{5} << 40}) {
+        const auto memory = std::make_unique<ReplayMemory>();
+        Replay replay = memory->unlinked(capacity, true);
+        replay.control().reserved.last = rounds * capacity - 4; // the rows below are in two rounds
+        for (std::int64_t number = 1; number <= capacity; ++number)
+            add(replay, {make_row(0, number)});
+        memlane::Rng rng = seeded_rng(1);
+        Sampler sampler(replay, UnlinkedSample::spec(true), rng);
+        std::vector<UnlinkedSample> drawn(200);
+        CHECK(sampler.sample(200, bytes_of(drawn), 1, 1));
+        for (const UnlinkedSample &row : drawn) {
+            CHECK(row.observation.intact() && row.weight == 1);
+            CHECK_EQ(row.key, rounds * capacity - 4 + row.observation.step);
+        }
+        CHECK_EQ(see(replay.control().drawn.redrawn), 0);
+        CHECK_EQ(replay.set_priorities(std::array{drawn[0].key}, std::array{2.0F}), 1);
+        CHECK_EQ(replay.tree().total(), capacity + 1.0);
+    }
+}
+
+#if defined(MEMLANE_STEPPED)
+
+// A sampler is stopped after any store into the batch while a writer overwrites the rows that it is about to copy; then it
+// continues.
+//   the whole sequence, another whole sequence, or one that ends at the newest row   acceptable
+//   a sequence that ends where a row was overwritten                                 FORBIDDEN
+// Regression: Sampler::copy_sequence used to end a sequence at such a row, as if nothing followed. It draws again now.
+TEST("a sequence that is overwritten while it is drawn is drawn again, not shortened") {
+    constexpr int length = 4;
+    constexpr std::int64_t capacity = 8, before = 12, after = 15; // sequence numbers of the newest row
+    using Sample = LinkedSample<1>;
+    struct Scene {
+        ReplayMemory memory;
+        memlane::Rng rng;
+        std::array<Sample, length> drawn;
+    };
+    Shared<Scene> scene;
+    Replay replay = scene->memory.replay(capacity);
+    Sampler sampler(replay, Sample::spec(1, length), scene->rng);
+    const auto add_until = [&](std::int64_t last) {
+        while (see(replay.control().reserved.last) < last)
+            add(replay, {make_row(0, see(replay.control().reserved.last))}, scene->memory.newest.data());
+    };
+    const auto draw = [&] { CHECK(sampler.sample(1, reinterpret_cast<std::byte *>(scene->drawn.data()), 1, 1)); };
+    std::uint64_t seed = 0;
+    const auto prepare = [&] {
+        scene->memory.wipe(capacity);
+        scene->drawn = {};
+        add_until(before);
+        scene->rng.seed(seed);
+    };
+    do { // until the oldest row is drawn
+        ++seed;
+        prepare();
+        draw();
+    } while (scene->drawn[0].key != before - capacity + 1);
+    int whole = 0, redrawn = 0;
+    after_every_change(
+        *scene, prepare, [&](std::int64_t) { draw(); },
+        [&](SteppedChild &child, int) {
+            add_until(after);
+            CHECK_EQ(child.finish(), 0);
+            int rows = 0;
+            while (rows < length && scene->drawn[static_cast<std::size_t>(rows)].valid) {
+                const Sample &row = scene->drawn[static_cast<std::size_t>(rows)];
+                CHECK_EQ(row.key, scene->drawn[0].key + rows);
+                CHECK(row.observation[0].is(row.observation[0], row.key - 1));
+                ++rows;
+            }
+            CHECK(rows > 0);
+            const std::int64_t last = scene->drawn[static_cast<std::size_t>(rows - 1)].key;
+            CHECK(rows == length || last == before - 1 || last == after - 1);
+            whole += rows == length;
+            redrawn += scene->drawn[0].key != before - capacity + 1;
+        });
+    CHECK(whole > 0 && redrawn > 0);
+}
+
+#endif
+
 TEST("a stopped writer that holds slots blocks no other") {
     Shared<Scene> scene;
     Replay replay = scene->memory.unlinked(24, true);

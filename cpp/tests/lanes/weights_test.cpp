@@ -68,7 +68,10 @@ template <int buffers> struct Memory {
     std::int64_t publish(std::int64_t stamp) { return publish(stamp, this_process()); }
     Seen read() {
         Block block{};
-        const std::int64_t version = weights().read(parts_of(block));
+        std::int64_t version;
+        do
+            version = weights().try_read(parts_of(block));
+        while (version < 0);
         return {version, stamp_of(block)};
     }
     int latest_buffer() const { return buffer_of(see(control.latest.value)); }
@@ -91,13 +94,64 @@ std::int64_t dead_process() {
 
 } // namespace
 
+// ------------------------------------------------------------------------------------------------------ stray words
+
+TEST("a latest version in a buffer that does not exist is a stray word for readers and writers, and nothing is copied") {
+    for (const std::int64_t latest : {std::int64_t{1} << 8 | 3, std::int64_t{1} << 8 | 255, std::int64_t{2},
+                                      std::int64_t{-1}, INT64_MIN, INT64_MAX, max_version << 8}) {
+        Memory<3> memory{};
+        memory.publish(5);
+        memory.control.latest.value = latest;
+        Block block;
+        block.fill(7);
+        CHECK_THROWS(StrayWord, memory.weights().try_read(parts_of(block)));
+        CHECK_THROWS(StrayWord, memory.publish(6));
+        CHECK_THROWS(StrayWord, memory.weights().latest());
+        CHECK_EQ(block[0], 7);
+        for (const Word &state : memory.control.state)
+            CHECK(see(state) <= 0); // no buffer stays claimed
+    }
+}
+
+TEST("buffers with any state of no live writer can be published to") {
+    for (const std::int64_t state : {INT64_MIN, INT64_MIN + 1, INT64_MAX, std::int64_t{1} << 62}) {
+        Memory<3> memory{};
+        for (Word &word : memory.control.state)
+            word = state;
+        CHECK_EQ(memory.publish(5), 1);
+        CHECK_EQ(memory.publish(6), 2);
+        CHECK_EQ(memory.read().stamp, 6);
+    }
+}
+
+TEST("a reader beside a process that changes `latest` for no reason learns so after each copy") {
+    Memory<2> memory{};
+    memory.publish(5);
+    for (Word &state : memory.control.state)
+        state = 0; // no mark: only `latest` can prove a copy
+    std::atomic<bool> stop{false};
+    std::thread scribbler([&] {
+        for (std::int64_t version = 1; !stop; ++version)
+            memory.control.latest.value = version << 8 | (version & 1);
+    });
+    Block block;
+    std::int64_t overtaken = 0;
+    const std::int64_t deadline_ns = now_ns() + 60'000'000'000;
+    while (overtaken < 100 && now_ns() < deadline_ns)
+        overtaken += memory.weights().try_read(parts_of(block)) == -1;
+    stop = true;
+    scribbler.join();
+    CHECK_EQ(overtaken, 100);
+    CHECK_EQ(memory.control.retries.load(), 100);
+}
+
 // ------------------------------------------------------------------------------------------------------ one process
 
 TEST("before the first publication a read finds version 0 and copies nothing") {
     Memory<3> memory{};
     Block block;
     block.fill(7);
-    CHECK_EQ(memory.weights().read(parts_of(block)), 0);
+    CHECK_EQ(memory.weights().try_read(parts_of(block)), 0);
     CHECK_EQ(block[0], 7);
     CHECK_EQ(block[words - 1], 7);
 }
@@ -119,7 +173,7 @@ TEST("some parts can be published and read without the others") {
     Block published = stamped(2), found{};
     const auto source = parts_of(published), target = parts_of(found);
     CHECK_EQ(memory.weights().publish(this_process(), std::span(source).first(1)), 2);
-    CHECK_EQ(memory.weights().read(std::span(target).first(1)), 2);
+    CHECK_EQ(memory.weights().try_read(std::span(target).first(1)), 2);
     CHECK_EQ(found[20], published[20]);
     CHECK_EQ(found[words - 1], published[words - 1]);
     CHECK_EQ(found[19], 0);
@@ -324,7 +378,13 @@ TEST("a reader stopped at any instruction reads one untorn version whatever is p
                 memory->publish(1, me);
                 *version = 0;
             },
-            [&](std::int64_t) { publish(*version, memory->weights().read(parts)); },
+            [&](std::int64_t) {
+                std::int64_t seen;
+                do
+                    seen = memory->weights().try_read(parts);
+                while (seen < 0);
+                publish(*version, seen);
+            },
             [&](SteppedChild &reader) {
                 for (std::int64_t more = 1; more <= publications; ++more)
                     memory->publish(1 + more, me);

@@ -132,6 +132,8 @@ class ReplayBuffer(SharedBufferBase):
         """
         if self._sampler is None:
             self._sampler = self.replay.sampler(seed=self._seed)
+        elif not self._sampler.guard.owned:  # in a forked child, which must not sample the same rows as its parent
+            self._sampler = self.replay.sampler()
         return self._sampler.sample(batch_size).torch(self.device)
 
     def __reduce__(self) -> tuple[object, ...]:

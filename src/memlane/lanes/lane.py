@@ -1,7 +1,8 @@
 """Lane: the base class of all lanes. A lane is a data structure that owns one segment.
 
 The segment contains the layout of the lane's content, so a process that attaches or unpickles the lane needs nothing
-else. Before a segment is used, its fields are compared with those that a lane of this class would have created.
+else. Before a segment is used, its fields are compared with those that a lane of this class would have created. What
+the segment says about itself is read once, checked, and used from that copy.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Lane(ABC):
         contents = {"settings": np.array(settings, np.int64).tobytes(), "description": layout.to_bytes()}
         segment = Segment.create(segment_layout, name=name, file=file, contents=contents)
         try:
-            self._open(segment, layout)
+            self._open(segment, layout, settings)
         except BaseException:
             segment.close()
             raise
@@ -70,18 +71,20 @@ class Lane(ABC):
     def from_segment(cls, segment: Segment) -> Self:
         """Return the lane in an attached or unpickled segment, after checking that it contains one."""
         kind = cls.__name__.lower()
+        settings: list[int] = []
         try:
             layout = Layout.from_bytes(segment["description"].tobytes())
-            expected = cls._expected_layout(layout, [int(setting) for setting in segment["settings"]])
+            settings = [int(setting) for setting in segment["settings"]]
+            expected = cls._expected_layout(layout, settings)
             difference = expected.difference(segment.layout)
-        except (KeyError, ValueError, IndexError, LayoutError) as error:
+        except (KeyError, ValueError, IndexError, TypeError, OverflowError, LayoutError) as error:
             difference = str(error.args[0] if error.args else error)  # str() of a KeyError adds quotes
         if difference:
             raise SegmentError(
                 f"{segment.label} is not a {kind} lane: {difference}; attach to it with the class that created it"
             )
         lane = cls.__new__(cls)
-        lane._open(segment, layout)
+        lane._open(segment, layout, settings)
         return lane
 
     @classmethod
@@ -89,10 +92,11 @@ class Lane(ABC):
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
         """Return the layout of the segment that a lane with this content and these settings creates."""
 
-    def _open(self, segment: Segment, layout: Layout) -> None:
+    def _open(self, segment: Segment, layout: Layout, settings: list[int]) -> None:
+        # `settings` are those that were checked: another process may have overwritten them in the segment since.
         self.segment = segment
         self.layout = layout
-        self._bind([int(setting) for setting in segment["settings"]])
+        self._bind(settings)
 
     @abstractmethod
     def _bind(self, settings: list[int]) -> None:

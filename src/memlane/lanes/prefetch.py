@@ -112,7 +112,8 @@ class ReplayPipeline:
     from pinned memory on a separate CUDA stream. ``beta`` is the importance exponent of a prioritised replay and may be
     set at any time.
 
-    For one thread of the process that created it, which must not use the sampler otherwise.
+    For one thread of the process that created it, which must not use the sampler otherwise. In a forked child,
+    ``close`` does nothing, and other methods raise ``UsedAfterFork``.
 
         >>> import numpy as np
         >>> from memlane.lanes import Replay
@@ -215,8 +216,6 @@ class ReplayPipeline:
             raise
         self._require_open()  # another thread may have closed it
         if not sampled:
-            if not self.sampler.native.started():
-                raise MemlaneError("the batch was started by the process that forked this one; start() one here")
             raise WaitTimeout(f"waited {timeout:g} s for a batch of {self.batch_size} rows to be drawn")
         batch = self._requested.popleft()
         try:
@@ -238,5 +237,6 @@ class ReplayPipeline:
         self.close()
 
     def _require_open(self) -> None:
+        self.sampler.guard.require()
         if self._closed:
             raise MemlaneError("the pipeline was used after close(); create another")

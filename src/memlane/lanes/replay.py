@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from memlane import _native
-from memlane.core import Layout, LayoutError, MemlaneError, Segment, SegmentError
+from memlane.core import Layout, LayoutError, MemlaneError, Segment, SegmentError, SegmentMissing
 from memlane.core.arguments import as_count, as_names, is_finite_number
 from memlane.core.layout import FieldSpec
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import packed
+from memlane.lanes.file_lock import FileLock
 from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.limiter import Limiter
 from memlane.lanes.replay_writer import EPISODE_ENDS, ReplayWriter
@@ -81,6 +82,8 @@ class Replay(Lane):
     a file that can be loaded.
     """
 
+    _file_lock: FileLock | None = None
+
     def __init__(
         self,
         row: Layout | Mapping[str, FieldSpec],
@@ -98,6 +101,8 @@ class Replay(Lane):
             layout
         )
         self._create(layout, self._expected_layout(layout, settings), name, settings, file)
+        if file is not None:
+            self._file_lock = FileLock(self.segment, shared=True)
 
     @classmethod
     def segment_layout(
@@ -114,6 +119,7 @@ class Replay(Lane):
             {
                 **cls._describe(layout, len(settings)),
                 "control": (f"V{_native.REPLAY_CONTROL_BYTES}", ()),
+                "stored": ("uint64", -(-parsed.capacity // 64)),
                 "streams": ("int64", parsed.streams),
                 "samplers": ("int64", MAX_SAMPLERS),
                 "rng": ("uint64", (MAX_SAMPLERS, 8)),
@@ -124,6 +130,7 @@ class Replay(Lane):
 
     def _bind(self, settings: list[int]) -> None:
         parsed = _Settings.from_integers(self.layout, settings)
+        self._integers = settings
         self.capacity, self.streams, self.observations = parsed.capacity, parsed.streams, parsed.observations
         self.alpha, self.limiter = parsed.alpha, parsed.limiter
         self.row_dtype = packed(self.layout)
@@ -138,6 +145,7 @@ class Replay(Lane):
         self.native = _native.Replay(
             mapping,
             base + segment["control"].offset,
+            base + segment["stored"].offset,
             base + segment["rows"].offset,
             base + segment["tree"].offset if self.alpha is not None else None,
             base + segment["streams"].offset,
@@ -284,34 +292,79 @@ class Replay(Lane):
         """Write rows, counters, priorities and the samplers' random state to ``file``; return the rows written.
 
         If ``file`` has an earlier save of this replay, only rows that changed since are written. A process that is
-        killed while saving leaves a file that can be loaded.
+        killed while saving leaves a file that can be loaded. A file that another process saves to, or has opened, is a
+        ``SegmentError`` that names that process.
         """
         path = Path(file)
-        settings = [int(setting) for setting in self.segment["settings"]]
         if path.exists():
-            copy = type(self).open(path)
-            if [int(setting) for setting in copy.segment["settings"]] != settings or copy.layout != self.layout:
-                layout = str(copy.layout)
+            segment = Segment.attach(file=path)
+            # A file-backed replay that is saved to its own file is up to date already.
+            if segment.is_same_memory(self.segment):
+                with segment:
+                    _sync(path)
+                return 0
+            copy = self._locked(segment, FileLock(segment, shared=False))
+            try:
+                copy._require_plausible()
+                if copy._integers != self._integers or copy.layout != self.layout:
+                    raise SegmentError(
+                        f"{path} holds another replay ({copy.layout}); save to another file, or remove it"
+                    )
+            except BaseException:
                 copy.close()
-                raise SegmentError(f"{path} holds another replay ({layout}); save to another file, or remove it")
+                raise
         else:
             copy = type(self).__new__(type(self))
-            copy._create(self.layout, self.segment.layout, None, settings, path)
+            copy._create(self.layout, self.segment.layout, None, self._integers, path)
+            copy._file_lock = FileLock(copy.segment, shared=False)
         with copy:
-            # A file-backed replay that is saved to its own file is up to date already.
-            changed = 0 if copy.segment.is_same_memory(self.segment) else self._copy_into(copy)
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            changed = self._copy_into(copy)
+            _sync(path)
         return changed
 
     @classmethod
+    def from_segment(cls, segment: Segment) -> Self:
+        """Return the replay in an attached or unpickled segment, after checking that it contains one.
+
+        No process can ``save`` to the file of a segment that is open, and none can open it during a save.
+        """
+        return cls._locked(segment, FileLock(segment, shared=True) if segment.kind == "file" else None)
+
+    @classmethod
+    def _locked(cls, segment: Segment, lock: FileLock | None) -> Self:
+        try:
+            replay = super().from_segment(segment)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        replay._file_lock = lock
+        return replay
+
+    def close(self) -> None:
+        """Release this process's mapping; in the process that created the replay, also remove its name.
+
+        The memory is freed when the last process has closed the replay. Calling it again has no effect.
+        """
+        super().close()
+        if self._file_lock is not None:
+            self._file_lock.close()
+
+    @classmethod
     def open(cls, file: str | os.PathLike[str]) -> Self:
-        """Open the replay in ``file`` in place: rows that are added later are stored in the file directly."""
+        """Open the replay in ``file`` in place: rows that are added later are stored in the file directly.
+
+        Several processes may open one file. A file that a process saves to is a ``SegmentError`` that names it.
+        """
+        if not Path(file).exists():
+            raise SegmentMissing(f"there is no file {os.fspath(file)!r}; Replay.save writes one")
         replay = cls.from_segment(Segment.attach(file=file))
-        replay._require_plausible()
+        try:
+            replay._require_plausible()
+            replay.native.refresh_priorities()
+        except BaseException:
+            replay.close()
+            raise
         return replay
 
     @classmethod
@@ -319,8 +372,7 @@ class Replay(Lane):
         """Copy the replay in ``file`` into memory. The file does not change afterwards."""
         with cls.open(file) as saved:
             replay = cls.__new__(cls)
-            settings = [int(setting) for setting in saved.segment["settings"]]
-            replay._create(saved.layout, saved.segment.layout, None, settings)
+            replay._create(saved.layout, saved.segment.layout, None, saved._integers)
             saved._copy_into(replay)
         return replay
 
@@ -328,6 +380,8 @@ class Replay(Lane):
         # Read before the rows: a stream that grows during the copy must not end at a row that is not in the copy.
         ends = self.segment["streams"].copy()
         changed = self.native.save_into(copy.native)
+        # A file in which a stream ends at a row that was never added would be refused.
+        ends[(ends < 0) | (ends > copy.native.last_sequence())] = 0
         copy.segment["streams"][:] = ends
         copy.segment["rng"][:] = self.segment["rng"]
         return changed
@@ -341,9 +395,15 @@ class Replay(Lane):
         elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_sequence()).any():
             damage = "a stream ends at a row that was never added"
         if damage:
-            label = self.segment.label
-            self.close()
-            raise SegmentError(f"{label} is damaged: {damage}; restore it from a copy")
+            raise SegmentError(f"{self.segment.label} is damaged: {damage}; restore it from a copy")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _row_stride(layout: Layout, *, linked: bool) -> int:

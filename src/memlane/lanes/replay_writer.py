@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from memlane.core import MemlaneError, Peer
 from memlane.core.suggestions import did_you_mean
+from memlane.core.tensor_memory import require_memory
 
 if TYPE_CHECKING:
     from memlane.lanes.replay import Replay
@@ -197,6 +198,7 @@ class ReplayWriter:
         converted: dict[str, NDArray[Any]] = {}
         for name in names:
             field = self._replay.layout[name]
+            require_memory(f"{role}[{name!r}]", arrays[name])
             array = np.asarray(arrays[name])
             if array.shape == field.shape and (count is None or count == 1):
                 array = array[None]
@@ -239,7 +241,12 @@ def _field_mismatch(role: str, expected: list[str], found: Mapping[str, ArrayLik
     unknown = [name for name in found if name not in expected]
     missing = [name for name in expected if name not in found]
     hint = did_you_mean(unknown[0], missing) if unknown else ""
-    return f"{role} must have the fields {expected}, found {list(found)}{hint}"
+    problem = f"{_names(missing)} missing" if missing else f"{_names(unknown)} unknown"
+    return f"{role} must have the fields {expected}, found {list(found)}{hint or f': {problem}'}"
+
+
+def _names(names: list[str]) -> str:
+    return f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'}"
 
 
 def _mask(values: ArrayLike, label: str) -> NDArray[np.bool_]:

@@ -43,7 +43,7 @@ class Ring(Lane):
 
         >>> with Ring({"obs": ("float32", (2, 3))}, num_slots=2) as ring:
         ...     with ring.writer().claim() as slot:
-        ...         slot["obs"][:] = 7
+        ...         slot["obs"] = 7
         ...         slot.commit(policy_version=3)
         ...     with ring.reader().take(timeout=1) as slot:
         ...         print(slot.sequence, slot.policy_version, slot["obs"].sum())
@@ -139,24 +139,15 @@ class Ring(Lane):
         return self.native.counters()
 
 
-class Writer:
+class Writer(_native.RingWriter):
     """A writer's handle on a ring. Threads may share it."""
 
-    __slots__ = ("_claim", "_parts", "_put", "_ring", "writer")
+    __slots__ = ("_layout", "_parts")
 
     def __init__(self, ring: Ring, writer: int) -> None:
-        self._ring = ring
-        self._claim, self._put = ring.native.claim, ring.native.put
-        self.writer = writer
+        super().__init__(ring.native, writer)
+        self._layout = ring.layout
         self._parts: TensorParts | None = None
-
-    def claim(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> WriteSlot:
-        """Return a free slot to fill in place, then ``commit``.
-
-        Waits while no slot is free (with ``overflow="block"``, also while ``num_slots`` are unread): at most
-        ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies (``PeerDied``).
-        """
-        return self._claim(self.writer, timeout, peers)
 
     def put(
         self,
@@ -171,30 +162,22 @@ class Writer:
 
         The fastest way for arrays that exist already. Names, dtypes and shapes must be those of the layout.
         """
-        if not self._put(self._parts, tensors, policy_version, self.writer, rows, timeout, peers):
-            parts = TensorParts(self._ring.layout, tensors, "tensors", writeable=False)
+        if not self._put(self._parts, tensors, policy_version, rows, timeout, peers):
+            parts = TensorParts(self._layout, tensors, "tensors", writeable=False)
             parts.before_publish()
-            self._ring.native.put_parts(parts, policy_version, self.writer, rows, timeout, peers)
+            self._put_parts(parts, policy_version, rows, timeout, peers)
             self._parts = None if parts.staging else parts
 
 
-class Reader:
+class Reader(_native.RingReader):
     """A reader's handle on a ring. Threads may share it."""
 
-    __slots__ = ("_get", "_parts", "_ring", "_take")
+    __slots__ = ("_layout", "_parts")
 
     def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._take, self._get = ring.native.take, ring.native.get
+        super().__init__(ring.native)
+        self._layout = ring.layout
         self._parts: TensorParts | None = None
-
-    def take(self, timeout: float | None = None, peers: Iterable[Peer] = ()) -> ReadSlot:
-        """Take the oldest unread slot, to be read in place until it is released.
-
-        Waits until there is one: at most ``timeout`` seconds (``WaitTimeout``), and until one of ``peers`` dies
-        (``PeerDied``).
-        """
-        return self._take(timeout, peers)
 
     def get(self, out: Mapping[str, Tensor], *, timeout: float | None = None, peers: Iterable[Peer] = ()) -> SlotHead:
         """Take the oldest unread slot, copy it into ``out`` and release it, in one native call.
@@ -203,8 +186,8 @@ class Reader:
         """
         head = self._get(self._parts, out, timeout, peers)
         if head is None:
-            parts = TensorParts(self._ring.layout, out, "out", writeable=True)
-            head = self._ring.native.get_parts(parts, timeout, peers)
+            parts = TensorParts(self._layout, out, "out", writeable=True)
+            head = self._get_parts(parts, timeout, peers)
             parts.after_read()
             self._parts = None if parts.staging else parts
         return head

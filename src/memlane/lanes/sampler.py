@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memlane import _native
 from memlane.core import MemlaneError, Peer, SegmentClosed
 from memlane.core.arguments import as_count, as_names, is_finite_number
+from memlane.core.fork_guard import ForkGuard
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
-from memlane.lanes.batch import Batch, BlockPool, alignment_of, packed_fields
+from memlane.lanes.batch import Batch, Memory, alignment_of, packed_fields
 from memlane.lanes.replay import TRANSITION, Replay
 
 EXTRAS = {"key": "int64", "version": "int64", "horizon": "int32"}
@@ -55,6 +55,9 @@ class ReplaySampler:
         >>> batch["x"].shape, bool((batch["x"] < 10).all())
         ((4,), True)
 
+    A forked child has to create its own, because random sequences are in the replay's memory: ``sample`` raises
+    ``UsedAfterFork`` there, and ``close`` does nothing.
+
     When a writer dies, sampling goes on with the rows that are stored. When a process with a sampler dies, another
     sampler can be created instead.
     """
@@ -73,10 +76,14 @@ class ReplaySampler:
     ) -> None:
         extras = as_names("extras", extras)
         _check(replay, n_step, gamma, stack, length, extras, threads)
+        self.guard = ForkGuard(
+            f"a sampler of the {replay.native.label}", "call sampler() of the replay in this process"
+        )
         self.replay = replay
         self.length = length
         self.threads = threads
-        self._pool = BlockPool()
+        # New memory costs a page fault per 4 KB: sampling 4096 rows into it takes twice as long.
+        self._pool = _native.BlockPool()
         self.dtype = _batch_dtype(replay, stack, length, extras)
         self.place = replay.roster.join()
         self._leave = weakref.finalize(self, _leave_roster, replay.roster, self.place)
@@ -97,7 +104,7 @@ class ReplaySampler:
             [offsets.get(name, -1) if linked or name not in TRANSITION else -1 for name in _COMPUTED_FIELDS],
         )
 
-    def batch(self, batch_size: int, memory: NDArray[np.uint8] | None = None) -> Batch:
+    def batch(self, batch_size: int, memory: Memory | None = None) -> Batch:
         """Return an uninitialised batch to reuse with ``sample(..., out=batch)``; with ``memory``, over those bytes."""
         as_count("batch_size", batch_size, 1)
         return Batch(self.dtype, (batch_size,) if self.length == 1 else (batch_size, self.length), memory)
@@ -119,7 +126,7 @@ class ReplaySampler:
         self.require_open()
         if out is None:
             as_count("batch_size", batch_size, 1)
-            out = self.batch(batch_size, self._pool.get(self.dtype.itemsize * batch_size * self.length))
+            out = self.batch(batch_size, _native.Block(self._pool, self.dtype.itemsize * batch_size * self.length))
         elif out.dtype is not self.dtype or out.shape[0] != batch_size:
             raise ValueError(
                 f"out must be what this sampler's batch({batch_size}) returned, found a batch of {out.shape[0]} rows "
@@ -129,7 +136,8 @@ class ReplaySampler:
         return out
 
     def require_open(self) -> None:
-        """Raise ``MemlaneError`` if the sampler was closed."""
+        """Raise ``MemlaneError`` if the sampler was closed, ``UsedAfterFork`` in a forked child."""
+        self.guard.require()
         if not self._leave.alive:
             raise MemlaneError(f"a sampler of the {self.replay.native.label} was used after close(); create another")
 

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
-from memlane.core import Layout
+from memlane.core import BudgetError, Layout
 from memlane.core.arguments import as_count
+from memlane.core.fork_guard import ForkGuard
 from memlane.core.lowlevel import Roster
 from memlane.lanes.lane import Lane, require_settings
 from memlane.lanes.tensors import TensorParts
 
 _BUFFERS = 3
+MAX_PLACES = 1 << 16
+"""The largest number of collectors: more than a machine runs, and each place costs every process a handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,10 @@ class Stats(Lane):
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
         require_settings(settings, 1)
         places = as_count("places", settings[0], 1)
+        if places > MAX_PLACES:
+            raise BudgetError(
+                f"places must be at most {MAX_PLACES}, found {places}; it is the number of collectors at the same time"
+            )
         return Layout(
             {
                 **cls._describe(layout, 1),
@@ -162,15 +169,22 @@ class Stats(Lane):
 
 
 class StatsCollector:
-    """A collector's handle on ``Stats``, for one thread at a time; ``Stats.collector()`` creates it."""
+    """A collector's handle on ``Stats``, for one thread at a time; ``Stats.collector()`` creates it.
+
+    In a forked child of its process, ``add`` raises ``UsedAfterFork`` and ``close`` does nothing.
+    """
 
     def __init__(self, stats: Stats, place: int) -> None:
+        self._guard = ForkGuard(
+            f"a collector of the stats of {stats.segment.label}", "call collector() of the stats in this process"
+        )
         self._stats = stats
         self.place = place
         self.moments = stats.at(place)
 
     def add(self, vectors: ArrayLike) -> None:
         """Count a batch of vectors: any number of leading dimensions before the shape of one vector."""
+        self._guard.require()
         batch = np.asarray(vectors, np.float64)
         shape = self._stats.shape
         if batch.ndim < len(shape) or batch.shape[batch.ndim - len(shape) :] != shape:

@@ -20,6 +20,7 @@ from memlane.core import Layout
 from memlane.core.layout import Field
 from memlane.core.rows import address
 from memlane.core.suggestions import did_you_mean
+from memlane.core.tensor_memory import require_dense, require_memory
 
 Tensor = Any
 """A numpy array or a torch tensor."""
@@ -42,6 +43,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
 
 def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     """Return a copy of a torch tensor's bytes, whatever its dtype, device and strides. ``tensor_of`` is the inverse."""
+    require_memory("the tensor", tensor)
     copy = _empty_staging_copy(tensor)
     _copy(copy, tensor)
     return _view_as_bytes(copy)
@@ -83,6 +85,7 @@ class TensorParts(_native.TensorParts):
         for name, tensor in tensors.items():
             field = layout[name]
             _check(field, name, tensor, role)
+            require_memory(f"{role}[{name!r}]", tensor)
             if writeable and isinstance(tensor, np.ndarray | np.generic) and not tensor.flags.writeable:
                 raise ValueError(f"{role}[{name!r}] is read-only; pass a writeable array")
             source = tensor
@@ -115,6 +118,7 @@ def _spec(name: str, tensor: Tensor) -> tuple[np.dtype[Any], tuple[int, ...]]:
         return tensor.dtype, tensor.shape
     if not hasattr(tensor, "data_ptr"):
         raise TypeError(f"{name!r} must be a numpy array or a torch tensor, found {type(tensor).__name__}")
+    require_dense(repr(name), tensor)
     return _numpy_dtype(str(tensor.dtype), tensor.element_size()), tuple(tensor.shape)
 
 
