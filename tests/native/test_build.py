@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -285,3 +287,23 @@ def test_a_library_that_ends_the_process_when_it_is_loaded_is_told(source: Path)
 
 def test_messages_name_no_temporary_file(source: Path) -> None:
     assert ".memlane-build-" not in error_of(changed(source, ".abi = MEMLANE_ENV_ABI", ".abi = 99"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/null", path)], ids=["pipe", "device"])
+def test_an_output_that_is_no_file_is_refused_and_stays(source: Path, tmp_path: Path, make: Any) -> None:
+    output = tmp_path / "out.so"
+    make(output)
+    before = output.lstat()
+    with pytest.raises(BuildError, match="is a device, a pipe or a socket; name a file"):
+        build(source, output)
+    assert output.lstat() == before
+
+
+@pytest.mark.parametrize("name", ["-o.c", "-dumpversion.c", "@options.c"])
+def test_a_file_name_is_no_option_of_the_compiler(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(source.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert build(name).name == Path(name).with_suffix(".so").name
+    assert (tmp_path / name).with_suffix(".so").exists()

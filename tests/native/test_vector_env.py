@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TimeLimit
 
-from memlane.core import StaleView, StaleViewWarning
+from memlane.core import BudgetError, StaleView, StaleViewWarning
 from memlane.ipc import RolloutRingBuffer
 from memlane.native import NativeEnv, NativeVectorEnv, Spec, make
 from tests.support.native_envs import Making, actions_for, assert_same, copied, run
@@ -119,6 +119,11 @@ def test_metadata_has_the_render_modes_that_there_are(making: Making) -> None:
 def test_a_number_of_environments_that_is_no_positive_integer_is_an_error(wrong: Any) -> None:
     with pytest.raises(ValueError, match=f"num_envs must be an integer of at least 1, found {wrong!r}"):
         make("CartPole-v1", num_envs=wrong)
+
+
+def test_more_environments_than_memory_are_a_budget_error_before_any_is_taken() -> None:
+    with pytest.raises(BudgetError, match=r"num_envs=1000000000 of CartPole-v1 needs \d+ bytes"):
+        make("CartPole-v1", num_envs=10**9)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2"])

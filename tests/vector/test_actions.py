@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from numpy.typing import NDArray
 
 from memlane.vector import AsyncVectorEnv
-from tests.support.vector_envs import Recorder, described, difference, ours, reference
+from tests.support.vector_envs import Counter, Recorder, described, difference, ours, reference
 
 
 def recorders(space: Space[Any], count: int = 3) -> list[Callable[[], Recorder]]:
@@ -351,3 +351,8 @@ def test_strict_actions_that_do_not_fit_are_an_error_that_names_them(
 def test_an_unknown_check_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="check_actions must be 'env' or 'strict', found 'stric'; did you mean"):
         AsyncVectorEnv(recorders(Discrete(3)), check_actions="stric")  # type: ignore[arg-type]
+
+
+def test_a_capacity_that_the_actions_do_not_need_is_an_error_about_actions() -> None:
+    with pytest.raises(KeyError, match="at 'action': a capacity is declared"):
+        AsyncVectorEnv([Counter], action_capacity={"a": 3}, num_workers=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing as mp
 import os
+import re
 import signal
 import threading
 import time
@@ -174,7 +175,11 @@ def test_an_unknown_argument_or_value_is_answered_with_the_nearest_known_one(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"env_fns": Counter}, TypeError, "env_fns must be a list of functions that build environments, found"),
+        (
+            {"env_fns": Counter},
+            TypeError,
+            "env_fns must be a list, with one function for each environment, found one f",
+        ),
         ({"env_fns": [Counter, "Acrobot"]}, TypeError, r"env_fns\[1\] must be a function that builds an environment"),
         ({"num_workers": 1.5}, TypeError, "num_workers must be an integer, 0 or more, found 1.5"),
         ({"max_restarts": -1}, ValueError, "max_restarts must be 0 or more, found -1"),
@@ -197,6 +202,34 @@ def test_an_argument_that_cannot_be_used_is_an_error_that_names_it(
     with pytest.raises(error, match=message):
         AsyncVectorEnv(**{"env_fns": COUNTERS, **arguments})
     assert not mp.active_children()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Counter(), "env_fns must be a list, with one function for each environment, found an environment; "
+                            "write [lambda: Counter(...)]"),
+        (lambda: [Counter()], "env_fns[0] must be a function that builds an environment, found an environment; write "
+                              "[lambda: Counter(...)]"),
+        (lambda: [gymnasium.make("CartPole-v1")], "write [lambda: gymnasium.make('CartPole-v1')]"),
+        (lambda: [Counter, dict], "env_fns[1] must return an environment, found {}"),
+    ],
+    ids=["an environment", "a list of environments", "of a registered one", "a function that builds something else"],
+)  # fmt: skip
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_environment_in_place_of_a_function_is_told_what_to_write(make: Any, message: str, num_workers: int) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        AsyncVectorEnv(make(), num_workers=num_workers)
+    assert not mp.active_children()
+
+
+def test_a_wait_for_a_dead_worker_counts_environments() -> None:
+    with ours([Sleeper] * 2, num_workers=1) as envs:
+        envs.reset()
+        envs.step_async([650, 650])  # a minute
+        os.kill(envs._workers.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="this process waited for the environments, 2 of which had not arrived"):
+            envs.step_wait()
 
 
 def _unmakeable() -> Any:

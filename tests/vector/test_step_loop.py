@@ -89,17 +89,23 @@ def test_valid_results_are_the_same_as_in_process(way: Callable[..., Any], say: 
     ("say", "error", "message"),
     [
         (lambda _: None, TypeError, "step() must return observation, reward, terminated, truncated, info; found None"),
-        (lambda _: (ROWS[:4], 1.0, False, {}), ValueError, "found 4 values"),
+        (lambda _: (ROWS[:4], 1.0, False, {}), ValueError, "found 4 values: an environment for Gym before 0.26"),
+        (lambda _: ROWS[:4], TypeError, "found one value, array("),
+        (lambda _: (ROWS[:4].astype(complex), 1.0, False, False, {}), TypeError, "expected dtype float32, found"),
         (lambda _: (ROWS[:5], 1.0, False, False, {}), ValueError, "at 'observation': expected shape (4,), found (5,)"),
         (lambda _: (None, 1.0, False, False, {}), ValueError, "at 'observation': expected shape (4,), found None"),
         (lambda _: (ROWS[:4], "much", False, False, {}), ValueError, "a reward must be a number, found 'much'"),
+        (lambda _: (ROWS[:4], "1", False, False, {}), ValueError, "a reward must be a number, found '1'"),
         (lambda _: (ROWS[:4], None, False, False, {}), TypeError, "a reward must be a number, found None"),
         (lambda _: (ROWS[:4], 1.0, np.zeros(2), False, {}), ValueError, "terminated as True or False, found array("),
+        (lambda _: (ROWS[:4], 1.0, "no", False, {}), TypeError, "terminated as True or False, found 'no'"),
+        (lambda _: (ROWS[:4], 1.0, False, "", {}), TypeError, "truncated as True or False, found ''"),
         (lambda _: (ROWS[:4], 1.0, False, False, [1]), TypeError, "info must be a dict, found [1]"),
         (lambda _: (ROWS[:4], 1.0, False, False, None), TypeError, "info must be a dict, found None"),
         (lambda _: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
-    ids=["nothing", "four values", "a wrong shape", "no observation", "a word for a reward", "no reward", "two flags",
+    ids=["nothing", "four values", "an observation alone", "complex numbers", "a wrong shape", "no observation",
+         "a word for a reward", "a number in words", "no reward", "two flags", "a word for a flag", "an empty word",
          "a list for an info", "no info", "an exception"],
 )  # fmt: skip
 def test_an_invalid_result_is_an_error_of_its_environment(
@@ -113,6 +119,19 @@ def test_an_invalid_result_is_an_error_of_its_environment(
         with pytest.raises(error, match=re.escape(message)) as raised:
             way(envs)
         assert "environment 1" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_reset_without_an_info_is_named(num_workers: int) -> None:
+    class Short(Scripted):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            return super().reset(seed=seed, options=options)[0]
+
+    with (
+        ours([lambda: Short(lambda _: None)], num_workers=num_workers) as envs,
+        pytest.raises(TypeError, match=r"must return observation, info; found one value, array\(.*; return observa"),
+    ):
+        envs.reset(seed=0)
 
 
 @WAYS

@@ -281,8 +281,10 @@ class StepLoop {
         return true;
     }
 
-    // 1 or 0, or -1 for an object that has no truth value, such as an array of two flags.
+    // 1 or 0, or -1 for an object that is no flag: an array of two, or a text, which would be true also if it says "no".
     static int truth(PyObject *flag) {
+        if (PyUnicode_Check(flag) || PyBytes_Check(flag))
+            return -1;
         const int is_true = PyObject_IsTrue(flag);
         if (is_true < 0)
             PyErr_Clear();

@@ -50,6 +50,8 @@ void bind_vector(nb::module_ &m) {
 
     nb::class_<Quorum>(m, "Quorum", "A count that several processes advance and one waits for.")
         .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::string>(), "mapping"_a, "offset"_a, "label"_a)
+        .def_prop_rw("spin_limit_ns", &Quorum::spin_limit_ns, &Quorum::set_spin_limit_ns,
+                     "How long a wait spins at most before it sleeps.")
         .def_prop_ro("arrived", &Quorum::arrived)
         .def("arrive", &Quorum::arrive, "count"_a = 1,
              "Add to the count, wake the waiter if that completes what it waits for, and return the new count.")

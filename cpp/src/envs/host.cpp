@@ -1,7 +1,6 @@
 #include "envs/host.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -33,6 +32,19 @@ constexpr std::int32_t block = 64;
 int cores() {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+// Whether all values are between `low` and `low + range`. Bit 63 of `outside` is set by a value below (its distance from
+// `low` wraps around) and by one above. Subtractions, because compilers do not vectorise the comparisons with a bool: 1024
+// values take 0.10 us, 0.22 us without AVX2, and took 0.48 us.
+MEMLANE_SIMD_FUNCTION bool all_between(const std::int64_t *values, std::size_t count, std::uint64_t low,
+                                       std::uint64_t range) {
+    std::uint64_t outside = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::uint64_t distance = static_cast<std::uint64_t>(values[i]) - low;
+        outside |= distance | (range - distance);
+    }
+    return outside >> 63 == 0;
 }
 
 } // namespace
@@ -67,13 +79,12 @@ std::size_t row_bytes(const memlane_field &field) {
 
 bool within_bounds(const memlane_field &field, const std::int64_t *values, std::size_t rows) {
     const std::size_t row_size = row_bytes(field) / sizeof *values;
-    bool valid = true; // without branches: a thousand values take 0.2 us
     if (field.lows == nullptr && field.highs == nullptr) {
-        const auto low = static_cast<std::int64_t>(field.low), high = static_cast<std::int64_t>(field.high);
-        for (std::size_t i = 0; i < rows * row_size; ++i)
-            valid &= (values[i] >= low) & (values[i] <= high);
-        return valid;
+        const auto low = static_cast<std::uint64_t>(static_cast<std::int64_t>(field.low));
+        const auto high = static_cast<std::uint64_t>(static_cast<std::int64_t>(field.high));
+        return all_between(values, rows * row_size, low, high - low);
     }
+    bool valid = true;
     for (std::size_t row = 0; row < rows; ++row)
         for (std::size_t i = 0; i < row_size; ++i) {
             const auto value = static_cast<double>(values[row * row_size + i]);
@@ -205,26 +216,27 @@ std::int32_t Host::step_single_threaded() {
 }
 
 std::int32_t Host::step_multi_threaded(int threads) {
-    struct Shared {
-        Host &host;
-        std::atomic<std::int32_t> ended{0};
-        std::int64_t ns = 0; // duration of the first range, which the calling thread runs
-        std::int32_t envs = 0;
-    } shared{*this};
     const std::size_t blocks = static_cast<std::size_t>((num_envs_ + block - 1) / block);
-    run_in_parts(blocks, threads, [&shared](std::size_t first, std::size_t last) {
-        const std::int32_t begin = static_cast<std::int32_t>(first) * block;
-        const std::int32_t end = std::min(static_cast<std::int32_t>(last) * block, shared.host.num_envs_);
-        const std::int64_t begin_ns = begin == 0 ? now_ns() : 0;
-        // relaxed: run_in_parts orders all of this before its return (PAIR publish/see)
-        shared.ended.fetch_add(shared.host.step_range(begin, end), std::memory_order_relaxed);
-        if (begin == 0) {
-            shared.ns = now_ns() - begin_ns;
-            shared.envs = end;
-        }
-    });
-    env_ns_ = update_mean(env_ns_, static_cast<double>(shared.ns) / shared.envs);
-    return shared.ended.load(std::memory_order_relaxed);
+    // What the other threads read is the same in each step, so that it stays in their caches (run_in_parts).
+    const std::uint32_t ended = run_in_parts(
+        blocks, threads,
+        [](void *host, std::size_t first, std::size_t last) {
+            return static_cast<std::uint32_t>(static_cast<Host *>(host)->step_blocks(first, last));
+        },
+        this);
+    env_ns_ = update_mean(env_ns_, last_range_ns_);
+    return static_cast<std::int32_t>(ended);
+}
+
+std::int32_t Host::step_blocks(std::size_t first, std::size_t last) {
+    const std::int32_t begin = static_cast<std::int32_t>(first) * block;
+    const std::int32_t end = std::min(static_cast<std::int32_t>(last) * block, num_envs_);
+    if (end < num_envs_)
+        return step_range(begin, end);
+    const std::int64_t begin_ns = now_ns(); // the last range: the calling thread runs it
+    const std::int32_t ended = step_range(begin, end);
+    last_range_ns_ = static_cast<double>(now_ns() - begin_ns) / (end - begin);
+    return ended;
 }
 
 std::int32_t Host::step_range(std::int32_t begin, std::int32_t end) {

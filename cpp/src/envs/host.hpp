@@ -71,6 +71,7 @@ class Host {
     std::int32_t step_auto();
     std::int32_t step_single_threaded();
     std::int32_t step_multi_threaded(int threads);
+    std::int32_t step_blocks(std::size_t first, std::size_t last);
 
     const memlane_spec &spec_;
     const std::int32_t num_envs_, num_agents_, limit_;
@@ -80,7 +81,9 @@ class Host {
     std::vector<double> settings_;
     std::vector<std::size_t> observation_bytes_, info_bytes_; // bytes of one row of each field
     memlane_envs envs_;
-    double env_ns_ = 0; // running mean of the duration of one environment's step on one thread
+    // From here on the calling thread writes in each step. The other threads read what is above: on other cache lines.
+    alignas(64) double env_ns_ = 0; // running mean of the duration of one environment's step on one thread
+    double last_range_ns_ = 0;      // the same in the last range of the last step that used several threads
     // The current trial of several threads:
     std::int64_t trial_ns_ = 0; // duration of its measured steps
     int trial_steps_ = 0;       // number of its steps, with the warm-up steps

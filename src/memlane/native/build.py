@@ -83,7 +83,7 @@ def build(
     variable = "CXX" if source.suffix.lower() in _CPP else "CC"
     flags = [*(_DEBUG if debug else _FAST), *_FLAGS, *(["-march=native"] if native else [])]
     flags += _CPP_FLAGS if variable == "CXX" else []
-    command = [*_compiler(variable), *flags, f"-I{_include_folder()}", str(source)]
+    command = [*_compiler(variable), *flags, f"-I{_include_folder()}", _as_argument(source)]
     try:
         # In the directory of the output: a rename is atomic only within one file system.
         folder = tempfile.TemporaryDirectory(prefix=".memlane-build-", dir=output.parent)
@@ -91,10 +91,16 @@ def build(
         raise BuildError(f"{output} cannot be written: {error.strerror}") from None
     with folder as temporary:
         library = Path(temporary) / output.name
-        sys.stderr.write(_compile([*command, "-o", str(library), "-lm"], source, variable))
+        sys.stderr.write(_compile([*command, "-o", _as_argument(library), "-lm"], source, variable))
         _check_library(library, output, source)
         os.replace(library, output)
     return output
+
+
+def _as_argument(path: Path) -> str:
+    """The path as the compiler reads no option (``-o``) and no list of options (``@file``) in it."""
+    text = str(path)
+    return f"./{text}" if text.startswith(("-", "@")) else text
 
 
 def _check_source(source: Path) -> None:
@@ -115,6 +121,8 @@ def _output_path(source: Path, output: str | os.PathLike[str] | None) -> Path:
         file = file / f"{source.stem}.so"
     if file.suffix.lower() in _C | _CPP:
         raise BuildError(f"the output {file} has the suffix of a source file; use {source.stem}.so")
+    if file.exists() and not file.is_file():
+        raise BuildError(f"the output {file} is a device, a pipe or a socket; name a file, such as {source.stem}.so")
     if not file.parent.is_dir():
         raise BuildError(f"the output {file} cannot be written: there is no directory {file.parent}")
     return file

@@ -11,6 +11,7 @@ from gymnasium.error import AlreadyPendingCallError
 from numpy.typing import NDArray
 
 from memlane.core.suggestions import did_you_mean, excerpt
+from memlane.core.tensor_memory import require_memory
 
 
 def require_choice(name: str, value: object, choices: Sequence[str], default: str = "") -> None:
@@ -73,7 +74,8 @@ def reset_mask_of(mask: Any, num_envs: int) -> NDArray[np.bool_]:
 
 
 def require_batch(actions: Any, num_envs: int) -> None:
-    """Raise ``TypeError`` unless ``actions`` is a batch: something with several items."""
+    """Raise ``TypeError`` unless ``actions`` is a batch: something with several items, which exist."""
+    require_memory("actions", actions)
     try:
         iter(actions)
     except TypeError:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from memlane.core import Segment, WaitTimeout
 from memlane.core.arguments import as_count, check_timeout
+from memlane.core.fork_guard import ForkGuard
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean, excerpt
 from memlane.spaces import fields_of
@@ -80,7 +81,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     ...     env_ids = [*env_ids, *envs.recv()[-1]]
     >>> envs.close()
 
-    **Who may call.** One thread of the process that made it; a forked child must not use it. Between an ``_async``
+    **Who may call.** One thread of the process that made it. In a forked child of it, ``close`` does nothing, and other
+    methods raise ``UsedAfterFork``. Between an ``_async``
     method and its ``_wait``, or between ``send`` and the last ``recv``, other calls raise ``AlreadyPendingCallError``.
 
     **What a batch is.** With ``copy=True`` (the default) every batch of observations is the caller's own. With
@@ -177,6 +179,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
                 precision in which they were given, as with Gymnasium; or "strict": before anything is stepped they are
                 checked against the action space and cast to its dtype, and what does not fit is an error.
         """
+        self._guard = ForkGuard(f"this `{type(self).__name__}`", "make another in this process")
         _check_env_fns(env_fns)
         require_choice("on_error", on_error, ("raise", "restart"))
         require_choice("check_actions", check_actions, ("env", "strict"))
@@ -315,7 +318,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         registered, objects = self._place_observations(capacity)
         action_space: Space[Any] | None = self.single_action_space
         try:
-            fields_of(self.single_action_space, 1, action_capacity)
+            fields_of(self.single_action_space, 1, action_capacity, "action")
         except (CustomSpaceError, TypeError):
             action_space = None  # actions travel in messages
         steps = StepSegment.create(
@@ -343,7 +346,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         if not self.shared_memory:
             return None, {"": space}
         try:
-            fields_of(space, 1, capacity)
+            fields_of(space, 1, capacity, "observation")
             return None, {}
         except CustomSpaceError:
             try:
@@ -396,7 +399,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     def step_async(self, actions: Any) -> None:
         """Begin a ``step``; ``step_wait`` returns its results."""
         supervisor = self._supervisor
-        if supervisor.pending_call is not _DEFAULT or self.closed or supervisor.broken:
+        if supervisor.pending_call is not _DEFAULT or self.closed or supervisor.broken or not self._guard.owned:
             self._require_idle("step_async")
         if self._try_write_actions(actions) or self._write_actions(actions):
             self._observations.end()
@@ -453,7 +456,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         """Wait for a ``step_async``. ``CallTimeout`` after ``timeout`` seconds leaves it pending: call ``step_wait``
         again."""
         supervisor = self._supervisor
-        if supervisor.pending_call is not _WAITING_STEP or self.closed or supervisor.broken:
+        if supervisor.pending_call is not _WAITING_STEP or self.closed or supervisor.broken or not self._guard.owned:
             self._require_pending("step_wait", _WAITING_STEP)
         infos, _ = self._finish("step_wait", timeout)
         steps = self._steps
@@ -640,6 +643,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
     # ----------------------------------------------------------------------------------------------- pending calls
 
     def _require_running(self) -> None:
+        self._guard.require()
         if self.closed:
             raise ClosedEnvironmentError(f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.")
         if self._supervisor.broken is not None:
@@ -732,7 +736,9 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """End the workers. Those that have not exited after ``timeout`` seconds (default: 5) are killed; with
-        ``terminate`` all are killed at once."""
+        ``terminate`` all are killed at once. Does nothing in a forked child."""
+        if not self._guard.owned:
+            return
         pending = self._supervisor.pending_call
         if pending is not AsyncState.DEFAULT and not self._supervisor.broken:
             logger.warn(f"Calling `close` while waiting for a pending call to `{pending.value}` to complete.")
@@ -757,16 +763,32 @@ AsyncVectorEnv.__signature__ = _signature_of(AsyncVectorEnv)
 
 
 def _check_env_fns(env_fns: Any) -> None:
+    if callable(env_fns) or isinstance(env_fns, Env):
+        raise TypeError(f"env_fns must be a list, with one function for each environment, found {_one_env(env_fns)}")
     if isinstance(env_fns, str) or not hasattr(env_fns, "__len__"):
         raise TypeError(f"env_fns must be a list of functions that build environments, found {env_fns!r}")
     if not len(env_fns):
         raise ValueError("env_fns must have at least one function that builds an environment")
     for env, env_fn in enumerate(env_fns):
+        if isinstance(env_fn, Env):
+            raise TypeError(
+                f"env_fns[{env}] must be a function that builds an environment, found {_one_env(env_fn)}: it has to be "
+                "built in its worker"
+            )
         if not callable(env_fn):
             raise TypeError(
                 f"env_fns[{env}] must be a function that builds an environment, such as lambda: gymnasium.make(...), "
                 f"found {env_fn!r}"
             )
+
+
+def _one_env(env: Any) -> str:
+    """An environment, or a function that builds one, that was passed in place of a list, and what to write instead."""
+    if not isinstance(env, Env):
+        return "one function; write [function] * 4 for four environments"
+    name = env.spec.id if env.spec is not None else None
+    build = f"lambda: gymnasium.make({name!r})" if name is not None else f"lambda: {type(env.unwrapped).__name__}(...)"
+    return f"an environment; write [{build}]"
 
 
 def _check_info_spec(info_spec: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:

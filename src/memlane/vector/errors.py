@@ -40,7 +40,8 @@ class RestartLimit(MemlaneError, RuntimeError):
 
 
 class WorkerError(MemlaneError, RuntimeError):
-    """Raised in place of an environment's exception that cannot be pickled, with its type and text."""
+    """Raised in place of an environment's exception that cannot be pickled, or that would end this process: a
+    ``sys.exit`` while environments are built. Has its type and text."""
 
 
 class RemoteTraceback(Exception):

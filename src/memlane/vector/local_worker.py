@@ -16,9 +16,9 @@ from typing import Any
 from gymnasium import Env
 
 from memlane._native import COMMAND_CLOSE
-from memlane.vector.messages import Ready
+from memlane.vector.messages import Ready, interrupted
 from memlane.vector.step_segment import StepSegment
-from memlane.vector.worker import Worker, describe_envs, use_assets
+from memlane.vector.worker import Worker, build_env, describe_envs, use_assets
 from memlane.vector.worker_handle import WorkerHandle
 
 
@@ -57,8 +57,11 @@ class LocalWorker(WorkerHandle):
         del context, daemon, name
         use_assets(self.task.assets)
         self._envs.clear()
-        for env_fn in self.env_fns:
-            self._envs.append(env_fn())
+        try:
+            for env_fn, index in zip(self.env_fns, self.envs, strict=True):
+                self._envs.append(build_env(env_fn, index))
+        except SystemExit as error:
+            raise interrupted(error) from error
         to_worker, to_parent = deque[bytes](), deque[bytes]()
         self.channel = _QueueChannel(to_parent, to_worker)  # type: ignore[assignment]
         self._worker_end = _QueueChannel(to_worker, to_parent)

@@ -73,9 +73,18 @@ class Failure:
         worker = f"worker {self.worker} (pid {self.pid})"
         where = f"environment {self.env} in {worker}, after {self.step} steps of this worker, last seed {seed}"
         error = self.error or WorkerError(f"{self.type_name}: {self.text} (the exception itself cannot be pickled)")
+        if not isinstance(error, Exception):  # sys.exit() of an environment is not that of the parent
+            error = interrupted(error)
         error.add_note(f"raised by {where}")
         error.__cause__ = RemoteTraceback(self.trace)
         return error
+
+
+def interrupted(error: BaseException) -> WorkerError:
+    """The error for an environment that called ``sys.exit``, or raised what is no ``Exception`` either."""
+    if isinstance(error, SystemExit):
+        return WorkerError(f"an environment called sys.exit({'' if error.code is None else repr(error.code)})")
+    return WorkerError(f"an environment raised {type(error).__name__}{f': {error}' if str(error) else ''}")
 
 
 def _text(error: BaseException) -> str:

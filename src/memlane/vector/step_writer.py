@@ -55,6 +55,8 @@ class StepWriter:
         try:
             if reward is None:  # numpy would store NaN
                 raise TypeError
+            if isinstance(reward, str | bytes):  # numpy would read it
+                raise ValueError
             self._rewards[index] = reward
         except (TypeError, ValueError) as error:
             raise type(error)(f"a reward must be a number, found {reward!r}") from None

@@ -29,7 +29,7 @@ from memlane.vector.infos import PackedInfos
 from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Message, pickle_for_worker
 from memlane.vector.placement import PlacementReview
-from memlane.vector.step_segment import StepSegment
+from memlane.vector.step_segment import SPIN_NS, StepSegment
 from memlane.vector.worker_handle import WatchedPeers, WorkerHandle
 from memlane.vector.worker_pool import WorkerPool
 
@@ -78,7 +78,10 @@ class Supervisor:
         self._step_timeout = step_timeout
         self._restart_window = RestartWindow(max_restarts, restart_window)
         cores = [-1 if handle.task.core is None else handle.task.core for handle in self._handles]
-        self._commands = _native.CommandWords(steps.commands, cores)
+        self._commands = _native.CommandWords([steps.command_word(worker) for worker in range(len(cores))], cores)
+        if pool.placement.spin:
+            for quorum in steps.quorums:
+                quorum.spin_limit_ns = SPIN_NS
         self.review = PlacementReview(pool.placement, steps.spec.num_envs)
         self._num_envs = steps.spec.num_envs
         self._local = pool.local

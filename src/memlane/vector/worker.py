@@ -35,19 +35,16 @@ from memlane._native import (
 from memlane.core import Peer, Segment
 from memlane.core.children import THREAD_LIMITS
 from memlane.core.liveness import die_with
+from memlane.core.suggestions import excerpt
 from memlane.vector.channel import Channel
 from memlane.vector.errors import episode_ended
 from memlane.vector.infos import pack, pack_floats
 from memlane.vector.messages import Failure, Message, Ready, pickle_for_parent
-from memlane.vector.step_segment import StepSegment
+from memlane.vector.step_segment import SPIN_NS, StepSegment
 from memlane.vector.step_writer import StepWriter
 
 Actions = Sequence[Any] | NDArray[Any]
 """One action for each environment of a worker."""
-
-_SPIN_NS = 200_000
-"""How long a worker spins before it sleeps. Its core has nothing else to do, and to wake a halted core took up to
-140 us on a virtual machine: 64 CartPoles in two workers took 310 us per step; 330 with 50 us of spinning."""
 
 
 @dataclass
@@ -87,7 +84,7 @@ def work(task: Task, connection: Connection, parent: Peer) -> None:
     try:
         try:
             env_fns: Sequence[Callable[[], Env[Any, Any]]] = cloudpickle.loads(task.env_fns)
-            envs.extend(env_fn() for env_fn in env_fns)
+            envs.extend(map(build_env, env_fns, task.envs))
             channel.send(pickle_for_parent(describe_envs(envs)))
         except BaseException as error:
             failure = Failure.from_exception(error, task.worker, task.envs.start + len(envs), 0)
@@ -127,6 +124,14 @@ def _map_read_only(segment: Segment) -> Any:
     mapping, offset = segment.alias(field.offset, field.nbytes, writeable=False)
     segment.close()
     return np.ndarray(field.shape, field.dtype, memoryview(mapping), offset)
+
+
+def build_env(env_fn: Callable[[], Env[Any, Any]], index: int) -> Env[Any, Any]:
+    """Call the function that builds environment ``index``, and check that it does."""
+    env = env_fn()
+    if not hasattr(env, "observation_space"):
+        raise TypeError(f"env_fns[{index}] must return an environment, found {excerpt(env)}")
+    return env
 
 
 def describe_envs(envs: list[Env[Any, Any]]) -> Ready:
@@ -187,9 +192,8 @@ class Worker:
         """For the next message: exceptions that the parent raises."""
         self.keeps_objects = self.restart_envs and self.mode is AutoresetMode.SAME_STEP
         """Whether parts of observations that were sent are kept, because ``final_obs`` may need them."""
-        steps.go[task.worker].spin_limit_ns = _SPIN_NS if task.spin else 0
         self.step_loop = _native.StepLoop(
-            steps.commands[task.worker],
+            steps.command_word(task.worker, SPIN_NS if task.spin else 0),
             self.writer.native,
             steps.quorums,
             steps.requested_step,
@@ -471,15 +475,27 @@ def _action_readers(
     return partial(read_each, 0, len(envs)), lambda index: read_each(index, index + 1)[0], read_each
 
 
+_ONLY_OBSERVATION = "; return observation, {}"
+_FOUR_VALUES = (
+    ": an environment for Gym before 0.26 returns done instead of terminated and truncated; return both, or wrap it "
+    "with shimmy.GymV21CompatibilityV0"
+)
+
+
 def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:
     """Unpack what a method of an environment returned."""
     expected = f"{method}() must return {names}"
+    if isinstance(returned, np.ndarray | Mapping | str):  # an observation alone would be unpacked into its rows
+        raise TypeError(
+            f"{expected}; found one value, {excerpt(returned)}{_ONLY_OBSERVATION if method == 'reset' else ''}"
+        )
     try:
         values = tuple(returned)
     except TypeError:
         raise TypeError(f"{expected}; found {returned!r}") from None
     if len(values) != names.count(",") + 1:
-        raise ValueError(f"{expected}; found {len(values)} values")
+        hint = _FOUR_VALUES if method == "step" and len(values) == 4 else ""
+        raise ValueError(f"{expected}; found {len(values)} values{hint}")
     if not isinstance(values[-1], Mapping):
         raise TypeError(f"{expected}; info must be a dict, found {values[-1]!r}")
     return values
@@ -487,6 +503,8 @@ def _unpack(returned: Any, method: str, names: str) -> tuple[Any, ...]:
 
 def _as_flag(value: Any, name: str) -> bool:
     try:
+        if isinstance(value, str | bytes):  # "no" is true
+            raise TypeError
         return bool(value)
     except (TypeError, ValueError) as error:  # an array of several flags, for example
         raise type(error)(f"step() must return {name} as True or False, found {value!r}") from None

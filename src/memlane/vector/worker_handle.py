@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -20,11 +21,12 @@ from memlane._native import (
     PROGRESS_STEPS,
 )
 from memlane.core import Peer
-from memlane.core.children import exit_of
+from memlane.core.children import exit_of, start_child
+from memlane.core.process_limits import require_descriptors
 from memlane.vector.channel import Channel
 from memlane.vector.errors import WorkerDied
 from memlane.vector.float_infos import FloatForm
-from memlane.vector.messages import Failure, Ready, pickle_for_worker
+from memlane.vector.messages import Failure, Ready
 from memlane.vector.step_segment import StepSegment
 from memlane.vector.worker import Task, work
 
@@ -79,18 +81,23 @@ class WorkerHandle:
 
     def start(self, context: Any, daemon: bool, name: str) -> None:
         """Start a process for the worker; ``receive_ready`` waits until its environments exist."""
-        parent_end, worker_end = context.Pipe()
-        process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
-        process.daemon = daemon
-        process.start()
-        worker_end.close()
-        assert process.pid is not None
-        peer = Peer.of(process.pid)
-        # The process last: `release` relies on all three, also if Ctrl-C comes here.
-        self.peer = WorkerPeer(peer.pid, peer.start, self)
-        self.channel = Channel(parent_end)
-        self.channel.watch(self.peer)
-        self.process = process
+        require_descriptors()
+        with contextlib.ExitStack() as undo:  # if the limit of descriptors is reached, or Ctrl-C comes
+            parent_end, worker_end = context.Pipe()
+            undo.callback(parent_end.close)
+            with worker_end:
+                process = context.Process(target=work, name=name, args=(self.task, worker_end, Peer.current("parent")))
+                process.daemon = daemon
+                start_child(process)
+            undo.callback(_end, process)
+            assert process.pid is not None
+            peer = Peer.of(process.pid)
+            self.peer = WorkerPeer(peer.pid, peer.start, self)
+            undo.callback(self.peer.close)
+            self.channel = Channel(parent_end)
+            self.channel.watch(self.peer)
+            self.process = process  # from here on `release` does all that
+            undo.pop_all()
         self.messages_read = 0
         self.kill_reason = None
         self.seeds = [None] * len(self.envs)
@@ -106,12 +113,12 @@ class WorkerHandle:
     def bind(self, steps: StepSegment) -> None:
         """Send the worker the step segment; ``wait_until_bound`` waits until it is mapped."""
         self.map_words(steps)
-        self.channel.send(pickle_for_worker(steps))
+        self.channel.send(steps.pickled)
 
     def map_words(self, steps: StepSegment) -> None:
         """Use this worker's words in the step segment."""
         self.steps = steps
-        self._command = steps.commands[self.worker]
+        self._command = steps.command_word(self.worker)
         self._issued_before = self._command.issued
         self._progress = steps.progress[self.worker]
         steps.progress[self.worker] = 0
@@ -184,6 +191,12 @@ class WorkerHandle:
         if self.steps is not None:
             self.steps = None  # the handle and its peer refer to each other, and would keep the memory
             del self._command, self._progress
+
+
+def _end(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+    process.close()
 
 
 def _format_range(envs: range) -> str:

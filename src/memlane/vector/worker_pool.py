@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 from memlane._native import COMMAND_CLOSE
 from memlane.core import Segment
 from memlane.core.children import ensure_fork_server, one_thread_each, without_main_module
+from memlane.core.process_limits import explained_start, require_startable
 from memlane.vector.local_worker import LocalWorker
 from memlane.vector.messages import Ready
 from memlane.vector.placement import Placement
@@ -81,7 +82,8 @@ class WorkerPool:
             if self.local is not None:
                 self._start(self.local)
                 return [self.local.receive_ready()]
-            with _starting(self._context):
+            require_startable(len(self.handles), "workers", "num_workers")
+            with explained_start("workers"), _starting(self._context):
                 for handle in self.handles:
                     self._start(handle)
             ready = self._receive_ready()
@@ -103,7 +105,7 @@ class WorkerPool:
         """Start a new process for a worker. ``WaitTimeout`` if its environments do not exist within ``timeout``."""
         handle.kill()
         handle.release()
-        with _starting(self._context):
+        with explained_start("a worker"), _starting(self._context):
             self._start(handle)
         handle.receive_ready(timeout)
         handle.bind(steps)

@@ -100,16 +100,18 @@ class SB3VecEnv(VecEnv):
         self.waiting = False
         dones = terminated | truncated
         env_infos: list[dict[str, Any]] = infos or [{} for _ in range(self.num_envs)]
-        for env in np.flatnonzero(dones):
-            final = dict(env_infos[env].pop("final_info", {}))
-            self.reset_infos[env] = {key: value for key, value in env_infos[env].items() if key != "final_obs"}
-            final["terminal_observation"] = env_infos[env].get("final_obs")
+        for env, done in enumerate(dones.tolist()):
+            info = env_infos[env]
+            if not done:
+                info["TimeLimit.truncated"] = False
+                continue
+            final = dict(info.pop("final_info", {}))
+            self.reset_infos[env] = {key: value for key, value in info.items() if key != "final_obs"}
+            final["terminal_observation"] = info.get("final_obs")
             final["TimeLimit.truncated"] = bool(truncated[env] and not terminated[env])
-            if "restarted" in env_infos[env]:
-                final["restarted"] = env_infos[env]["restarted"]
+            if "restarted" in info:
+                final["restarted"] = info["restarted"]
             env_infos[env] = final
-        for env in np.flatnonzero(~dones):
-            env_infos[env]["TimeLimit.truncated"] = False
         return observations, rewards, dones, env_infos
 
     def close(self) -> None:
