@@ -273,7 +273,8 @@ def test_a_library_can_be_trained_on_and_evaluated_from_another_folder(source: P
         "train", "orchard.so", *limits, "--max-steps", "64", "--run-dir", tmp_path / "run", cwd=source.parent
     )
     assert (said.returncode, said.stderr) == (0, "")
-    said = memlane("eval", "run", cwd=tmp_path)
+    assert f"memlane eval {tmp_path}/run --trust --render gif" in said.stdout
+    said = memlane("eval", "run", "--trust", cwd=tmp_path)
     assert (said.returncode, said.stderr) == (0, "")
 
 

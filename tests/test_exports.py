@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, WrapperDescriptorType
+from types import MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import pytest
@@ -115,12 +115,16 @@ def stub_constants(scope: ast.Module | ast.ClassDef) -> set[str]:
 
 def signature_in(stub: ast.FunctionDef) -> tuple[list[str], list[str]]:
     """The names of the arguments and their defaults."""
-    return [argument.arg for argument in stub.args.args], [ast.unparse(default) for default in stub.args.defaults]
+    arguments = [*stub.args.posonlyargs, *stub.args.args]
+    return [argument.arg for argument in arguments], [ast.unparse(default) for default in stub.args.defaults]
 
 
 def signature_of(function: Any) -> tuple[list[str], list[str]]:
-    """As ``signature_in``, from nanobind's description of the compiled function."""
-    ((text, _, defaults),) = function.__nb_signature__
+    """As ``signature_in``, from nanobind's description of the compiled function, or Python's of a method in C."""
+    if isinstance(function, MethodDescriptorType):
+        text, defaults = f"def {function.__name__}{inspect.signature(function)}", ()
+    else:
+        ((text, _, defaults),) = function.__nb_signature__
     placed = re.sub(r"= \\(\d+)", lambda match: f"= {defaults[int(match[1])]!r}", text)
     (node,) = ast.parse(re.sub(r"ndarray\[.*?\]", "ndarray", placed) + ": ...").body
     assert isinstance(node, ast.FunctionDef)
@@ -141,6 +145,8 @@ def test_the_stub_of_a_native_class_has_its_names(name: str) -> None:
     stub, runtime = stub_classes()[name], vars(getattr(_native, name))
     named = {*stub_functions(stub), *stub_constants(stub)}
     hidden = {"__new__", "__doc__", "__module__", "__weakref__", "__dict__", "__buffer__", "__release_buffer__"}
+    if "__setitem__" in named:  # the same slot of the type; it refuses to delete
+        hidden.add("__delitem__")
     assert named == set(runtime) - hidden
 
 
@@ -178,5 +184,6 @@ def test_the_stub_has_the_docstrings_of_the_native_module() -> None:
             words = ast.get_docstring(method)
             function = getattr(getattr(_native, owner), name)
             if words:
-                runtime = function.__doc__ if isinstance(function, property) else function.__nb_signature__[0][1]
+                has_docstring = isinstance(function, property | MethodDescriptorType)
+                runtime = function.__doc__ if has_docstring else function.__nb_signature__[0][1]
                 assert " ".join(runtime.split()) == " ".join(words.split()), f"{owner}.{name}"

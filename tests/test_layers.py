@@ -55,10 +55,13 @@ LAYERS = {
     "testing": layer("_native core native", "numpy gymnasium"),
     # training: networks and collection, algorithms, user interface, and what puts them together
     "train.field_docs": layer("", ""),
+    "train.files": layer("", ""),
     "train": layer(f"_lazy {_TRAIN} train.field_docs", _TRAIN_PACKAGES),
-    "train.run": layer("core runner train.field_docs", "torch", lazy="tensorboard"),
+    "train.run": layer("core runner train.field_docs train.files", "torch", lazy="tensorboard"),
     "train.algorithms": layer(f"{_TRAIN} train train.field_docs train.run train.options", _TRAIN_PACKAGES),
-    "train.ui": layer("core runner train train.run train.options train.trainer", "numpy gymnasium rich", lazy="PIL"),
+    "train.ui": layer(
+        "core runner train train.files train.run train.options train.trainer", "numpy gymnasium rich", lazy="PIL"
+    ),
     "train.trainer": layer(
         f"{_TRAIN} train train.field_docs train.run train.options train.algorithms train.ui", _TRAIN_PACKAGES
     ),
@@ -66,6 +69,9 @@ LAYERS = {
         "core runner train train.field_docs train.algorithms", ""
     ),  # algorithms and their settings know each other
     # single modules
+    "_exit_with_parent": layer("_native", ""),
+    "_gc_pause": layer("", ""),
+    "_gc_resume": layer("", ""),
     "_lazy": layer("", ""),
     "_registration": layer("_native", "", lazy="gymnasium"),
     "lessons": layer("core"),

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 import memlane.lessons
 from memlane import SharedCircularBuffer, shared_memory_rl_pipeline, zero_copy_env_simulation
-from memlane.core import PeerDied
+from memlane.core import Peer, PeerDied, SegmentError
+from tests.support.processes import ask
 
 SPAWN = mp.get_context("spawn")
 
@@ -266,6 +267,48 @@ def test_a_stopped_writer_delays_nobody() -> None:
         finally:
             stopped.kill()
             stopped.join()
+
+
+def use_after(field: str, index: int, word: int) -> list[str]:
+    """Overwrite a word and call everything; the text of each error, "" for a call that worked."""
+    outcomes = []
+    with SharedCircularBuffer(4, 2) as buffer:
+        for number in range(6):
+            push_number(buffer, number)
+        words = buffer._segment[field]["value"] if field == "head" else buffer._segment[field][index : index + 1]
+        words[...] = word
+        for call in (
+            lambda: push_number(buffer, 7),
+            lambda: buffer.sample(9),
+            lambda: buffer.latest(4),
+            lambda: len(buffer),
+        ):
+            try:
+                call()
+                outcomes.append("")
+            except SegmentError as error:
+                outcomes.append(str(error))
+    return outcomes
+
+
+@pytest.mark.parametrize("word", [2**38 << 24, 7 << 24 | 0xFFFFFF, 12 << 24, 9 << 24, -1, -(2**63), 2**63 - 1])
+def test_a_stray_word_in_the_order_is_a_segment_error_and_never_an_endless_push(word: int) -> None:
+    # Six pushes into four slots: the next is for slot 2.
+    outcomes = ask(use_after, "order", 2, word)
+    assert [outcome for outcome in outcomes if "the buffer is damaged" in outcome]
+    assert "the buffer is damaged" in outcomes[0]
+
+
+@pytest.mark.parametrize("word", [-1, -(2**63), 2**40, 2**63 - 1])
+def test_a_stray_number_of_pushes_ends_every_call(word: int) -> None:
+    assert len(ask(use_after, "head", 0, word)) == 4
+
+
+def test_a_buffer_whose_cells_all_seem_taken_refuses_a_push() -> None:
+    with SharedCircularBuffer(4, 2) as buffer:
+        buffer._segment["cells"][:] = Peer.current().word
+        with pytest.raises(SegmentError, match="none of 68 cells is free"):
+            push_number(buffer, 1)
 
 
 # ------------------------------------------------------------------------------------------------- zero-copy hazard

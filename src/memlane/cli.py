@@ -177,6 +177,7 @@ def resume(
     max_seconds: Annotated[float | None, _UNCHANGED] = None,
     target: Annotated[float | None, _UNCHANGED] = None,
     as_json: Annotated[bool, _JSON] = False,
+    trust: Annotated[bool, _FLAG] = False,
 ) -> None:
     """Resume a run from its last checkpoint.
 
@@ -186,11 +187,12 @@ def resume(
         max_seconds: Stop after this many seconds from now.
         target: Stop when the mean return of the last 100 episodes reaches this value; inf: never.
         as_json: Print a line of JSON for every update instead of the live display.
+        trust: Load the code that the run names: a library (.so), or a module of a Gymnasium environment.
     """
     _warm_up()
     from memlane.train.options import load_options
 
-    before = load_options(run_dir)
+    before = load_options(run_dir, trust=trust)
     options = replace(
         before,
         max_steps=before.max_steps if max_steps is None else max_steps,
@@ -204,6 +206,7 @@ def evaluate(
     run_dir: Annotated[Path, tyro.conf.Positional, _RUN_DIR],
     episodes: int = 20,
     render: Annotated[str | None, _option("no rendering", metavar="{gif}")] = None,
+    trust: Annotated[bool, _FLAG] = False,
 ) -> None:
     """Evaluate a run's policy deterministically and print its returns.
 
@@ -211,6 +214,7 @@ def evaluate(
         run_dir: Directory of the run.
         episodes: Number of episodes.
         render: Write the first episode to evaluation.gif in the run directory and show it in the report.
+        trust: Load the code that the run names: a library (.so), or a module of a Gymnasium environment.
     """
     if render not in (None, "gif"):
         raise UsageError(f"render must be gif, found {render!r}")
@@ -218,7 +222,7 @@ def evaluate(
     from memlane.train.options import load_options
     from memlane.train.trainer import evaluate, load_policy
 
-    options, policy = load_options(run_dir), load_policy(run_dir)
+    options, policy = load_options(run_dir, trust=trust), load_policy(run_dir, trust=trust)
     assert options.backend is not None
     stats = evaluate(policy, options.env, options.backend, episodes=episodes, env_settings=options.env_settings)
     _print(
@@ -387,7 +391,7 @@ def _print(text: str, *, stderr: bool = False) -> None:
 
 
 def _train(options: Options, *, resume: bool, as_json: bool) -> None:
-    from memlane.train.options import resolve_options
+    from memlane.train.options import names_code, resolve_options
     from memlane.train.trainer import train
     from memlane.train.ui.formatting import resume_command
     from memlane.train.ui.live_display import JsonLines, RunSummary, make_display
@@ -409,11 +413,12 @@ def _train(options: Options, *, resume: bool, as_json: bool) -> None:
     else:
         evaluated = f"\nevaluated: {_format_returns(result.evaluation)}" if result.evaluation else ""
         run_dir = shlex.quote(str(result.run_dir))
+        trusted = f"{run_dir} --trust" if names_code(options.env) else run_dir
         _print(
             f"\n{result.reason}: {result.env_steps:,} steps in {result.seconds:.1f} s{evaluated}\n\n"
             f"  {run_dir}/report.html\n"
-            f"  memlane eval {run_dir} --render gif\n"
-            f"  {resume_command(run_dir, result.stopped_by, options.max_steps, result.env_steps)}"
+            f"  memlane eval {trusted} --render gif\n"
+            f"  {resume_command(trusted, result.stopped_by, options.max_steps, result.env_steps)}"
         )
     if result.stopped_by == "Ctrl-C":
         raise KeyboardInterrupt

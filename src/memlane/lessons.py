@@ -29,14 +29,15 @@ import json
 import operator
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from memlane.core import SIGNAL, Peer, PeerDied, Rows, Segment, die_with, fresh_name
+from memlane.core import SIGNAL, Peer, PeerDied, Rows, Segment, SegmentError, die_with, fresh_name
 from memlane.core.children import describe_exit
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import did_you_mean
@@ -158,8 +159,19 @@ def _checked_step(entry: Sequence[Any], position: int, num_envs: int, obs_dim: i
 
 _CELL_BITS = 24
 _CELL_MASK = (1 << _CELL_BITS) - 1
+_MAX_TICKET = 1 << 62 - _CELL_BITS
 _SPARE_CELLS = 64
 _MAX_CANDIDATES = 4096
+_MAX_SECONDS = 5.0
+"""How long a call tries again when other processes change what it has just read. Each loss is progress of another
+process: in a buffer of one row with three busy writers, a reader lost a thousand times in a row."""
+
+
+def _tries() -> Iterator[None]:
+    yield None  # without a look at the clock
+    end = time.monotonic() + _MAX_SECONDS
+    while time.monotonic() < end:
+        yield None
 
 
 class SharedCircularBuffer:
@@ -236,8 +248,10 @@ class SharedCircularBuffer:
             "next_states": _numbers(next_state, state_shape, "next_state"),
             "dones": _flags(done, (), "done"),
         }
-        while not self._publish(row):
-            pass
+        for _ in _tries():
+            if self._publish(row):
+                return
+        raise self._damaged("each cell was taken away while it was written")
 
     def _publish(self, row: dict[str, Any]) -> bool:
         """Write a cell and offer it until it wins a ticket. Return False if another process took the cell."""
@@ -248,7 +262,7 @@ class SharedCircularBuffer:
         except BaseException:  # such as Ctrl-C: the cell was not offered yet, so it becomes free
             self._cells.compare_and_swap(cell, state, 0)
             raise
-        while True:
+        for _ in _tries():
             ticket, replaced = self._next_ticket()
             if not self._cells.compare_and_swap(cell, state, -ticket):
                 return False  # it lost an earlier ticket, and another process has taken it as a free cell
@@ -259,26 +273,47 @@ class SharedCircularBuffer:
                 if replaced:
                     self._candidates.append(replaced & _CELL_MASK)
                 return True
+        self._cells.compare_and_swap(cell, state, 0)
+        raise self._damaged("every ticket was lost to another process")
 
     def _next_ticket(self) -> tuple[int, int]:
         """The next ticket, and the word of ``order`` that it would replace."""
-        while True:
+        for _ in _tries():
             pushed = self._head.value
-            word = self._order.load(pushed % self.capacity)
-            if word >> _CELL_BITS <= pushed:
+            slot = pushed % self.capacity
+            word = self._order.load(slot)
+            ticket = word >> _CELL_BITS
+            if self._head.value != pushed:
+                continue  # the word may belong to a later ticket
+            # The slot has the ticket of an earlier round, or the next one.
+            if not 0 <= pushed < _MAX_TICKET or not self._is_possible(slot, word) or ticket > pushed + 1:
+                raise self._damaged(f"head is {pushed} and order[{slot}] has ticket {ticket}")
+            if ticket <= pushed:
                 return pushed + 1, word
             self._head.compare_and_swap(pushed, pushed + 1)  # published, but its writer has not advanced head yet
+        raise self._damaged("head changes all the time")
+
+    def _is_possible(self, slot: int, word: int) -> bool:
+        """Whether a push can have stored ``word`` in ``order[slot]``. Any process that maps it can store others."""
+        ticket, cell = word >> _CELL_BITS, word & _CELL_MASK
+        return word == 0 or (ticket > 0 and (ticket - 1) % self.capacity == slot and cell < len(self._cells))
+
+    def _damaged(self, finding: str) -> SegmentError:
+        return SegmentError(
+            f"the buffer is damaged: {finding}; a process has overwritten its words: create another buffer"
+        )
 
     def _claim(self) -> tuple[int, int]:
         """Take a free cell; return it and its new state."""
         me = Peer.current().word
-        while True:
+        for _ in _tries():
             while self._candidates:
                 cell = self._candidates.pop()
                 state = self._cells.load(cell)
                 if self._is_free(cell, state) and self._cells.compare_and_swap(cell, state, me):
                     return cell, me
             self._candidates = self._find_candidates()
+        raise self._damaged(f"none of {len(self._cells)} cells is free for this process")
 
     def _is_free(self, cell: int, state: int) -> bool:
         if state > 0:
@@ -319,7 +354,7 @@ class SharedCircularBuffer:
         _at_least(0, n=n)
         read = np.empty(0, np.int64)
         rows = {name: field[:0] for name, field in self._fields.items()}
-        while True:
+        for _ in _tries():
             last = self._pushed()
             wanted = np.arange(max(0, last - min(n, self.capacity)) + 1, last + 1)
             missing = np.setdiff1d(wanted, read)
@@ -330,6 +365,8 @@ class SharedCircularBuffer:
             # on, and only newer transitions are read. This ends, because the newest are overwritten last.
             if np.isin(wanted, read).all():
                 break
+        else:
+            raise self._damaged("transitions that were pushed cannot be found")
         sorter = np.argsort(read)
         selected = sorter[np.searchsorted(read, wanted, sorter=sorter)]
         return {name: column[selected].tolist() for name, column in rows.items()}
@@ -345,15 +382,20 @@ class SharedCircularBuffer:
         words = np.empty(len(slots), np.int64)
         batch = {name: np.empty((len(slots), *field.shape[1:]), field.dtype) for name, field in self._fields.items()}
         pending = np.arange(len(slots))
-        while len(pending):
+        for _ in _tries():
             seen = np.empty(len(pending), np.int64)
             self._order.load_into(slots[pending], seen)
+            stray = seen[(seen < 0) | ((seen & _CELL_MASK) >= len(self._cells))]
+            if len(stray):
+                raise self._damaged(f"order has the word {stray[0]:#x}")
             rows = self._rows.gather(seen & _CELL_MASK)
             for name, column in rows.items():
                 batch[name][pending] = column
             words[pending] = seen
             pending = pending[self._order.changed(slots[pending], seen)]
-        return words >> _CELL_BITS, batch
+            if not len(pending):
+                return words >> _CELL_BITS, batch
+        raise self._damaged("order changes all the time")
 
     # ------------------------------------------------------------------------------------------------------ close
 

@@ -479,11 +479,16 @@ def first_line(process: subprocess.Popen[str]) -> list[int]:
     return list(map(int, line.split()))
 
 
-def test_nothing_is_left_of_a_run_whose_learner_is_killed() -> None:
+@pytest.mark.parametrize("stopped", [False, True], ids=["", "its collectors and the fork server are stopped"])
+def test_nothing_is_left_of_a_run_whose_learner_is_killed(stopped: bool) -> None:
     with program("while True: runner.go_on(1)") as process:
         pids = first_line(process)
         peers = descendants(process.pid)
         assert set(pids) <= {peer.pid for peer in peers}
+        for peer in peers if stopped else []:
+            if "resource_tracker" not in Path(f"/proc/{peer.pid}/cmdline").read_text():  # not memlane's
+                os.kill(peer.pid, signal.SIGSTOP)
+                assert wait_until(lambda pid=peer.pid: state_of(pid) == "T")  # type: ignore[misc]
         process.kill()
         # Anonymous memory goes with the last process that maps it.
         assert wait_until(lambda: not [peer for peer in peers if peer.alive], within(PROMISE + SLACK / 2)), [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import memlane.train
+from memlane.core import BudgetError
 from memlane.train import options as options_module
 from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import make_envs
@@ -296,6 +297,12 @@ def test_an_unregistered_environment_inside_a_function_keeps_its_own_error() -> 
 
     with pytest.raises(gymnasium.error.UnregisteredEnv):
         make_envs(lambda: gymnasium.make("Nowhere-v1"), 1)
+
+
+@pytest.mark.parametrize("backend", ["native", "gymnasium"])
+def test_more_environments_than_memory_are_a_budget_error_before_any_is_made(backend: str) -> None:
+    with pytest.raises(BudgetError, match="num_envs=1000000000 of CartPole-v1 needs"):
+        make_envs("CartPole-v1", 10**9, backend)
 
 
 # ------------------------------------------------------------------------------------------------- presets, directories

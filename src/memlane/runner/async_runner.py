@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from memlane.core import Layout, SegmentClosed
 from memlane.core.arguments import as_count, check_timeout
+from memlane.core.fork_guard import ForkGuard
 from memlane.core.layout import FieldSpec
 from memlane.core.suggestions import describe_unknown, did_you_mean
 from memlane.lanes.lane import as_layout
@@ -116,6 +117,7 @@ class AsyncRunner(ABC):
     - ``rollout_timeout`` (600 s): ``WaitTimeout`` when the rollouts of an update take longer.
 
     All methods are for the learner's process, one thread at a time; ``close`` may also be called by a signal handler.
+    In a forked child of that process, ``close`` does nothing, and other methods raise ``UsedAfterFork``.
 
     When a collector process dies, it is restarted and its unfinished rollout is lost; beyond ``max_restarts`` the
     others take over its rollouts, and below ``min_collectors`` ``rollouts`` raises ``CollectorDied``. When a collector
@@ -206,6 +208,8 @@ class AsyncRunner(ABC):
         """``CollectorJoined`` and ``CollectorLost``, oldest first. The subclass may remove what it has logged."""
         self._taken: list[TakenSlot] = []
         """Rollouts that a call of ``rollouts`` had taken before it timed out."""
+        self._guard: ForkGuard | None = None
+        """Set by ``open``."""
         self._closed = False
         _open.add(self)
 
@@ -243,6 +247,8 @@ class AsyncRunner(ABC):
         arrays or torch tensors, for example a state dict; later ones must have the same names, dtypes and shapes.
         ``BudgetError`` if the lanes do not fit into the free memory, before anything is allocated.
         """
+        if self._guard is not None:
+            self._guard.require()
         if self._closed:
             raise ValueError("the runner was closed; create another")
         if self.collectors is not None:
@@ -255,6 +261,7 @@ class AsyncRunner(ABC):
         budget.add("rollouts", Ring.segment_layout(slot, in_flight, "block"), lower=size)
         budget.add("weights", Weights.segment_layout(weights_layout), lower="the size of the network")
         budget.check()
+        self._guard = ForkGuard("the runner", "create another in this process")
         self.weights = Weights(weights_layout)
         self.weights.publish(weights)
         if self._in_process:
@@ -293,9 +300,10 @@ class AsyncRunner(ABC):
         try:
             yield taken
         finally:
-            with contextlib.suppress(SegmentClosed):  # a signal handler may have closed the runner
-                for slot in taken:
-                    slot.release()
+            if self._owned:
+                with contextlib.suppress(SegmentClosed):  # a signal handler may have closed the runner
+                    for slot in taken:
+                        slot.release()
 
     def publish(self, tensors: Mapping[str, Any]) -> int:
         """Publish new weights, let the collectors start one new rollout for each one taken, and return the version."""
@@ -309,9 +317,16 @@ class AsyncRunner(ABC):
         _, weights = self._opened("lag_of")
         return weights.version - slot.policy_version
 
+    @property
+    def _owned(self) -> bool:
+        """False in a forked child of the process that has opened the runner."""
+        return self._guard is None or self._guard.owned
+
     def _opened(self, caller: str) -> tuple[Transport, Weights]:
         if self.collectors is None or self.weights is None:
             raise ValueError(f"the runner is not open; call open() before {caller}()")
+        if self._guard is not None:
+            self._guard.require()
         return self.collectors, self.weights
 
     def counters(self) -> dict[str, int]:
@@ -328,9 +343,10 @@ class AsyncRunner(ABC):
     def close(self) -> None:
         """Stop the collectors and release the memory, within 4 seconds.
 
-        Calling it again has no effect. Also called by ``with``, at interpreter exit and by ``__del__``.
+        Calling it again has no effect, nor does calling it in a forked child. Also called by ``with``, at interpreter
+        exit and by ``__del__``.
         """
-        if self._closed:
+        if self._closed or not self._owned:
             return
         if self.collectors is not None:
             self.collectors.close()

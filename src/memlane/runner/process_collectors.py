@@ -25,7 +25,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from memlane.core import Layout, Peer, PeerDied, SegmentClosed, Signal, WaitTimeout
 from memlane.core.arguments import check_timeout
-from memlane.core.children import RestartWindow, ensure_fork_server, exit_of, without_main_module
+from memlane.core.children import RestartWindow, ensure_fork_server, exit_of, start_child, without_main_module
+from memlane.core.fork_guard import ForkGuard
+from memlane.core.process_limits import explained_start, require_descriptors, require_startable
 from memlane.lanes.ring import ReadSlot, Ring
 from memlane.lanes.weights import Weights
 from memlane.runner.collector_error import CollectorDied, CollectorError, CollectorErrors, CollectorPeer
@@ -86,9 +88,9 @@ class _Credits:
         if worker in running:
             self._granted[worker].add(count)
         elif running:  # the others collect its rollouts, in turn
-            others = sorted(running)
-            for number in range(count):
-                self._granted[others[number % len(others)]].add(1)
+            share, rest = divmod(count, len(running))
+            for number, other in enumerate(sorted(running)):
+                self._granted[other].add(share + (number < rest))
 
     def wake_all(self) -> None:
         """End the wait for a credit of every collector, after the stop signal was set."""
@@ -165,9 +167,9 @@ class _Handle:
 class ProcessCollectors:
     """``count`` collectors, each in its own process, and the source of their rollouts.
 
-    For the learner's process, one thread at a time. A collector that raises ends ``take`` and ``check`` with its
-    ``CollectorError``; one whose process dies is restarted, as ``restarts`` allows, and its next process continues its
-    rollout numbers.
+    For the learner's process, one thread at a time. In a forked child of it, ``close`` does nothing, and other methods
+    raise ``UsedAfterFork``. A collector that raises ends ``take`` and ``check`` with its ``CollectorError``; one whose
+    process dies is restarted, as ``restarts`` allows, and its next process continues its rollout numbers.
     """
 
     def __init__(
@@ -190,6 +192,7 @@ class ProcessCollectors:
         ``CollectorLost``. ``context`` is the start method of the processes.
         """
         check_counts(count, in_flight)
+        self._guard = ForkGuard("a set of collectors", "create another in this process")
         self.count = count
         self.restarts = restarts or RestartPolicy()
         self.on_event = on_event
@@ -213,7 +216,9 @@ class ProcessCollectors:
         self._stopped = False
 
     def start(self) -> None:
-        """Start all collectors."""
+        """Start all collectors. ``StartError`` if a limit of the system allows fewer."""
+        self._guard.require()
+        require_startable(self.count, "collectors", "collectors")
         for worker in range(self.count):
             self._start(worker, 0)
 
@@ -225,6 +230,7 @@ class ProcessCollectors:
         Restarts collectors that die meanwhile; raises the ``CollectorError`` of one that raised.
         """
         check_timeout(timeout)
+        self._guard.require()
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self.check()  # if the ring has a rollout, the wait below returns without looking at the collectors
@@ -240,6 +246,7 @@ class ProcessCollectors:
 
     def has_older_than(self, version: int) -> bool:
         """Return whether a rollout that was started with ``version`` or an older one has not been taken yet."""
+        self._guard.require()
         return self._inbox.has_older_than(version) or any(
             self.control.started_version(worker, rollout) <= version
             for worker in self._handles
@@ -248,10 +255,12 @@ class ProcessCollectors:
 
     def return_credits(self) -> None:
         """Let collectors start one new rollout for each one taken since the last call."""
+        self._guard.require()
         self._credits.return_credits(self._handles)
 
     def check(self) -> None:
         """Restart dead collectors; raise the ``CollectorError`` of one that raised. Does not wait for a rollout."""
+        self._guard.require()
         if self._early_error is not None:
             raise self._early_error
         for peer in self._peers():
@@ -267,6 +276,7 @@ class ProcessCollectors:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, summed over all collectors."""
+        self._guard.require()
         if self._stopped:
             return self._final_counters
         sums = self.control.counters.sum(axis=0)
@@ -281,8 +291,9 @@ class ProcessCollectors:
             Peer.current("learner"),
         )  # fmt: skip
         process = self._context.Process(target=run_collector, args=(task,), name=f"memlane collector {worker}")  # type: ignore[attr-defined]
-        with without_main_module():
-            process.start()
+        with explained_start("a collector"), without_main_module():
+            require_descriptors()
+            start_child(process)
         assert process.pid is not None
         self.on_event(CollectorJoined(worker, incarnation, process.pid))
         try:
@@ -336,8 +347,9 @@ class ProcessCollectors:
     # -------------------------------------------------------------------------------------------------------- shutdown
 
     def close(self) -> None:
-        """Stop the collectors and release the memory: in at most 4 seconds. Calling it again has no effect."""
-        if self._stopped:
+        """Stop the collectors and release the memory: in at most 4 seconds. Calling it again has no effect, nor does
+        calling it in a forked child."""
+        if self._stopped or not self._guard.owned:
             return
         with contextlib.suppress(SegmentClosed):  # at interpreter exit the memory may be released already
             self._final_counters = self.counters()

@@ -15,6 +15,7 @@ import numpy as np
 
 from memlane.core import Layout, StaleView, WaitTimeout
 from memlane.core.arguments import check_timeout
+from memlane.core.fork_guard import ForkGuard
 from memlane.lanes.weights import Weights
 from memlane.runner.protocols import Collect, Stopped, check_counts
 
@@ -120,6 +121,7 @@ class ThreadCollectors:
     ) -> None:
         """Create the threads; ``start`` starts them. The arguments are those of ``ProcessCollectors``."""
         check_counts(count, in_flight)
+        self._guard = ForkGuard("a set of collector threads", "create another in this process")
         self.count = count
         self._layout = slot
         self._weights = weights
@@ -147,6 +149,7 @@ class ThreadCollectors:
 
     def start(self) -> None:
         """Start all collectors."""
+        self._guard.require()
         for thread in self._threads:
             thread.start()
 
@@ -204,6 +207,7 @@ class ThreadCollectors:
     def take(self, timeout: float | None = None) -> _Rollout:
         """Take the oldest rollout; ``WaitTimeout`` after ``timeout`` seconds."""
         check_timeout(timeout)
+        self._guard.require()
         with self._changed:
             if not self._changed.wait_for(lambda: self._ready or self._error or self._early_return, timeout):
                 raise WaitTimeout(f"waited {timeout:g} s for a rollout")
@@ -218,11 +222,13 @@ class ThreadCollectors:
 
     def has_older_than(self, version: int) -> bool:
         """Return whether a rollout that was started with ``version`` or an older one has not been taken yet."""
+        self._guard.require()
         with self._changed:
             return any(started <= version for _, started in self._started)
 
     def return_credits(self) -> None:
         """Let collectors start one new rollout for each one taken since the last call."""
+        self._guard.require()
         with self._changed:
             for worker, count in enumerate(self._uncredited):
                 self._credits[worker] += count
@@ -231,6 +237,7 @@ class ThreadCollectors:
 
     def check(self) -> None:
         """Raise the exception of a collector that raised."""
+        self._guard.require()
         if self._error is not None:
             raise self._error
 
@@ -241,6 +248,7 @@ class ThreadCollectors:
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, summed over all collectors."""
+        self._guard.require()
         return {
             **self._counters,
             "rollouts": sum(self._committed),
@@ -250,7 +258,10 @@ class ThreadCollectors:
         }
 
     def close(self) -> None:
-        """Stop the collectors; wait for them at most 2 seconds. Calling it again has no effect."""
+        """Stop the collectors; wait for them at most 2 seconds. Calling it again has no effect, nor does calling it in
+        a forked child, which has no copy of the threads."""
+        if not self._guard.owned:
+            return
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

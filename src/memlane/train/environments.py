@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import gymnasium
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from memlane.core.memory import memory_limits, require
 from memlane.core.suggestions import did_you_mean
 
 Backend = Literal["native", "gymnasium", "mujoco"]
@@ -43,6 +44,8 @@ def make_envs(
         return native.make(env.removeprefix("memlane/"), num_envs, copy=True, **settings)
     if callable(env) and settings:
         raise TypeError(f"env_settings are for environments by name; a function sets its own, found {settings}")
+    if num_envs > _MANY_ENVS:
+        require(num_envs * _ENV_BYTES, f"num_envs={num_envs} of {env}", memory_limits())
     make_env = env if callable(env) else lambda: gymnasium.make(env, **settings)
     if env_workers:
         from memlane.vector import AsyncVectorEnv
@@ -58,6 +61,11 @@ def make_envs(
         hint = did_you_mean(env, [*native.built_in_names(), *gymnasium.registry])
         lists = "`memlane envs` lists memlane's environments, `gymnasium.pprint_registry()` Gymnasium's"
         raise LookupError(f"unknown environment {env!r}{hint or f': {error} {lists}'}") from error
+
+
+_MANY_ENVS = 10_000
+_ENV_BYTES = 4096
+"""Memory that the smallest Gymnasium environment takes, with its spaces and its random generator."""
 
 
 def check_backend(backend: str) -> str:

@@ -144,9 +144,18 @@ def _check_options(options: Options) -> Options:
     return options
 
 
-def load_options(run_dir: str | Path) -> Options:
-    """Read the options of a run, to resume it or to evaluate its policy."""
+def load_options(run_dir: str | Path, *, trust: bool = False) -> Options:
+    """Read the options of a run, to resume it or to evaluate its policy.
+
+    A run directory can name code: a library (``.so``), or a module that Gymnasium imports (``module:Env-v0``). Only
+    with ``trust`` are such options returned: the next step would load that code.
+    """
     saved = read_saved_options(run_dir)
+    if names_code(saved["env"]) and not trust:
+        raise OptionError(
+            f"{run_dir} names code that would be loaded, {saved['env']!r}; if you trust it, pass --trust to the "
+            "command, or trust=True in Python"
+        )
     if saved["env"] is None:
         raise OptionError(
             f"{run_dir} was trained on an environment that a function makes, which config.json cannot store; in "
@@ -155,22 +164,35 @@ def load_options(run_dir: str | Path) -> Options:
     return Options(**{**saved, "run_dir": run_dir})
 
 
+def names_code(env: Any) -> bool:
+    """Whether an environment's name makes memlane or Gymnasium load a file or import a module."""
+    return isinstance(env, str) and (env.endswith(".so") or ":" in env)
+
+
 def read_saved_options(run_dir: str | Path) -> dict[str, Any]:
     """The options in config.json of a run, by name. ``env`` is None if it was a function."""
     path = Path(run_dir) / "config.json"
     if not path.parent.is_dir():
         raise OptionError(f"there is no directory {run_dir}; `memlane train` prints the run directory when it ends")
-    if not path.exists():
-        raise OptionError(f"{run_dir} is not a run directory: it has no config.json")
     try:
-        saved = dict(json.loads(path.read_text())["options"])
-    except (ValueError, KeyError, TypeError) as error:
+        saved = dict(json.loads(path.read_bytes())["options"])
+    except FileNotFoundError:
+        raise OptionError(f"{run_dir} is not a run directory: it has no config.json") from None
+    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
         raise OptionError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if unknown := saved.keys() - {each.name for each in fields(Options)}:
         raise OptionError(
             f"{path} is of another version of memlane, which has the options {sorted(unknown)}; use that version for it"
         )
-    return asdict(Options(**{"env": None, **saved}))
+    try:
+        options = Options(**{"env": None, **saved})
+        if not isinstance(options.env, str | None):
+            raise OptionError(f"env must be a string, found {options.env!r}")
+        if options.env is not None:
+            _check_options(options)
+        return asdict(options)
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"{path} is damaged: {error}") from error
 
 
 def env_label(env: Any) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -27,6 +28,7 @@ import torch
 
 from memlane.runner.protocols import Event
 from memlane.train.field_docs import document_fields
+from memlane.train.files import replacing
 
 _RECENT_EPISODES = 100
 """Episodes that a mean return is taken over."""
@@ -137,7 +139,8 @@ class Run:
     def _open_rows(self, names: list[str]) -> None:
         path = self.run_dir / "metrics.csv"
         is_new = not path.exists() or not path.stat().st_size
-        self._file = path.open("a", newline="")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o666), "a", newline="")
         self._rows = csv.DictWriter(self._file, names)
         if is_new:
             self._rows.writeheader()
@@ -145,10 +148,9 @@ class Run:
     def save(self, checkpoint: Mapping[str, Any]) -> Path:
         """Replace checkpoint.pt in one step: a process that is killed meanwhile leaves the previous one."""
         path = self.run_dir / "checkpoint.pt"
-        temporary = path.with_suffix(".new")
         extra = {"seconds": self.latest.seconds, "recent_returns": list(self.recent_returns)}
-        torch.save({**checkpoint, "run": extra}, temporary)
-        os.replace(temporary, path)
+        with replacing(path) as file:
+            torch.save({**checkpoint, "run": extra}, file)
         return path
 
     def load(self) -> dict[str, Any]:
@@ -170,10 +172,14 @@ class Run:
         path = self.run_dir / "metrics.csv"
         if not path.exists():
             return
-        head, *lines = path.read_text().splitlines()
+        head, *lines = path.read_text().splitlines() or [""]
+        if "iteration" not in head.split(","):
+            raise ValueError(f"{path} is damaged: its first line must name the column iteration, found {head[:80]!r}")
         column = head.split(",").index("iteration")
         kept = [
-            line for line in lines if line.count(",") == head.count(",") and int(line.split(",")[column]) <= iteration
+            line
+            for line in lines
+            if line.count(",") == head.count(",") and _number(line.split(",")[column]) <= iteration
         ]
         _replace_file(path, "\n".join([head, *kept, ""]).encode())
 
@@ -186,6 +192,13 @@ class Run:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:  # a line that was cut off
+        return math.inf
 
 
 _TIMES = ("env_ns", "policy_ns", "wait_ns")
@@ -229,9 +242,8 @@ def bottleneck(metrics: Metrics) -> str:
 
 
 def _replace_file(path: Path, content: bytes) -> Path:
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.write(content)
     return path
 
 

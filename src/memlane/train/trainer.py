@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import platform
 import time
 import zipfile
@@ -20,7 +19,6 @@ import gymnasium
 import numpy as np
 import torch
 
-from memlane.core import SegmentError
 from memlane.train.algorithms import algorithm_for
 from memlane.train.algorithms.base import Algorithm
 from memlane.train.environments import make_envs
@@ -239,16 +237,20 @@ def evaluate(
     }
 
 
-def load_policy(run_dir: str | Path) -> Any:
-    """Load the policy of a run from its checkpoint, for ``evaluate`` or to act with: ``policy.act``."""
-    options = load_options(run_dir)
+def load_policy(run_dir: str | Path, *, trust: bool = False) -> Any:
+    """Load the policy of a run from its checkpoint, for ``evaluate`` or to act with: ``policy.act``. ``trust``: also if
+    the run names code, which is loaded then (a library, or a module of a Gymnasium environment)."""
+    options = load_options(run_dir, trust=trust)
     algorithm = algorithm_for(options.algo)
     config = build_config(algorithm.Config, options.config)
     assert options.backend is not None
-    envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
+    path = _checkpoint_path(run_dir)
+    try:
+        envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
+    except Exception as error:
+        raise OptionError(f"the environment of {run_dir} cannot be made: {type(error).__name__}: {error}") from error
     policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
     envs.close()
-    path = _checkpoint_path(run_dir)
     with _loading_checkpoint(run_dir):
         policy.load_state_dict(torch.load(path, weights_only=True)["policy"])
     return policy
@@ -260,7 +262,7 @@ def _render_first(envs: Any, backend: str) -> Any:
 
 def _checkpoint_path(run_dir: str | Path) -> Path:
     path = Path(run_dir) / "checkpoint.pt"
-    if not path.exists():
+    if not path.is_file():
         raise OptionError(f"{run_dir} has no checkpoint.pt: the run stopped before it saved one; train again")
     if not zipfile.is_zipfile(path):  # torch's error would not say that
         raise OptionError(f"{path} is damaged: it is not a file of torch.save; train again, or restore it from a copy")
@@ -271,7 +273,7 @@ def _checkpoint_path(run_dir: str | Path) -> Path:
 def _loading_checkpoint(run_dir: str | Path) -> Iterator[None]:
     try:
         yield
-    except (KeyError, RuntimeError, OSError, pickle.UnpicklingError, SegmentError) as error:
+    except Exception as error:  # a damaged file can lead to any
         raise OptionError(
             f"the checkpoint in {run_dir} cannot be loaded: it is damaged, or of another environment or version of "
             f"memlane: {type(error).__name__}: {error}"

@@ -329,7 +329,10 @@ class OffPolicy(Algorithm):
         """Write the replay into the run's directory."""
         assert self.run is not None
         assert self.replay is not None
-        self.replay.save(self.run.run_dir / REPLAY_FILE)
+        file = self.run.run_dir / REPLAY_FILE
+        if file.is_symlink():  # replaced and not followed, as all files of a run directory
+            file.unlink()
+        self.replay.save(file)
 
     def checkpoint(self) -> dict[str, Any]:
         if self.replay is not None and not self.deterministic:

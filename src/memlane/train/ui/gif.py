@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from memlane.train.files import replacing
 from memlane.train.options import OptionError, Options
 from memlane.train.trainer import evaluate
 
@@ -39,5 +40,6 @@ def write_gif(policy: Any, options: Options, path: Path) -> Path:
         )
     except (ValueError, gymnasium.error.Error) as error:
         raise OptionError(f"{options.env} cannot be rendered: {error}") from error
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=_FRAME_MS, loop=0)
+    with replacing(path) as file:
+        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=_FRAME_MS, loop=0)
     return path

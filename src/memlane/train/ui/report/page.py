@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import shlex
 from collections.abc import Mapping
 from html import escape
@@ -14,6 +13,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from memlane.train.files import replacing
+from memlane.train.options import OptionError, names_code
 from memlane.train.ui.formatting import collectors_and_envs, duration, resume_command, short_number
 from memlane.train.ui.report.metrics import Column, last, read_metrics
 from memlane.train.ui.report.plots import Line, plot, throughput
@@ -25,11 +26,25 @@ def write_report(run_dir: str | Path) -> Path:
     metrics.csv and result.json may be missing: the run is not finished or was killed.
     """
     run_dir = Path(run_dir)
+    try:
+        page = _page(run_dir)
+    except Exception as error:  # a damaged file can lead to any
+        raise OptionError(
+            f"the report of {run_dir} cannot be written: its config.json, metrics.csv or result.json is damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    path = run_dir / "report.html"
+    with replacing(path) as file:
+        file.write(page.encode())
+    return path
+
+
+def _page(run_dir: Path) -> str:
     config = _read_json(run_dir / "config.json")
     result = _read_json(run_dir / "result.json")
     columns = read_metrics(run_dir / "metrics.csv")
     status_class, status = _status(result, columns)
-    page = Template(_resource("report.html")).substitute(
+    return Template(_resource("report.html")).substitute(
         env=escape(str(config.get("name") or config.get("options", {}).get("env") or "run")),
         style=_resource("report.css"),
         script=_resource("report.js"),
@@ -42,11 +57,6 @@ def write_report(run_dir: str | Path) -> Path:
         commands=_commands(run_dir, config, result),
         tables=_tables(config),
     )
-    path = run_dir / "report.html"
-    unfinished = path.with_name("report.html.new")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, path)
-    return path
 
 
 def _resource(name: str) -> str:
@@ -110,13 +120,15 @@ def _animation(path: Path) -> str:
 
 
 def _commands(run_dir: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    path = shlex.quote(str(run_dir.resolve()))
+    path = trusted = shlex.quote(str(run_dir.resolve()))
+    if names_code(config.get("options", {}).get("env")):
+        trusted = f"{path} --trust"
     commands = {
         "Resume": resume_command(
-            path, result.get("stopped_by", ""), config.get("max_steps") or 1, result.get("env_steps", 0)
+            trusted, result.get("stopped_by", ""), config.get("max_steps") or 1, result.get("env_steps", 0)
         ),
-        "Evaluate": f"memlane eval {path} --episodes 100",
-        "Record a GIF": f"memlane eval {path} --render gif",
+        "Evaluate": f"memlane eval {trusted} --episodes 100",
+        "Record a GIF": f"memlane eval {trusted} --render gif",
     }
     rows = [f"<tr><th>{name}</th><td><code>{escape(line)}</code></td></tr>" for name, line in commands.items()]
     if any(run_dir.glob("events.out.*")):
