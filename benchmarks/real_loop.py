@@ -125,12 +125,14 @@ class Program:
 def programs(quick: bool) -> dict[str, list[Program]]:
     """The programs by the name of their tables."""
     no_sb3, no_torchrl = missing("stable_baselines3"), missing("torchrl")
+    caller = Entry("SB3VecEnv, num_workers=0", "memlane", {"num_workers": 0}, no_sb3)
     sb3 = [
         Entry("SB3VecEnv", "memlane", {}, no_sb3),
+        caller,
         Entry("DummyVecEnv", "Dummy", {}, no_sb3),
         Entry("SubprocVecEnv", "Subproc", {}, no_sb3),
     ]
-    dqn = [Entry("SB3VecEnv, num_workers=0", "memlane", {"num_workers": 0}, no_sb3), *sb3]
+    few = sorted(sb3, key=lambda entry: entry is not caller)  # for few environments we recommend num_workers=0
     torchrl = [
         *(replace(entry, skip=no_torchrl) for entry in (MEMLANE, CALLER, SYNC, ASYNC)),
         Entry("torchrl SerialEnv", "SerialEnv", {}, no_torchrl),
@@ -145,11 +147,11 @@ def programs(quick: bool) -> dict[str, list[Program]]:
         ],
         "cleanrl": [
             Program(f"PPO in one file, as CleanRL's, {num_envs} {CART_POLE}", "cleanrl_ppo", CART_POLE, num_envs,
-                    [MEMLANE, CALLER, SYNC, ASYNC])
+                    [CALLER, MEMLANE, SYNC, ASYNC] if num_envs < 8 else [MEMLANE, CALLER, SYNC, ASYNC])
             for num_envs in ([4] if quick else [4, 16])
         ],
         "dqn": [
-            Program(f"Stable-Baselines3's DQN, 1 {CART_POLE}", "sb3_dqn", CART_POLE, 1, dqn,
+            Program(f"Stable-Baselines3's DQN, 1 {CART_POLE}", "sb3_dqn", CART_POLE, 1, few,
                     request={"steps": 200 if quick else 1000})
         ],
         "torchrl": [
