@@ -477,7 +477,11 @@ TEST("async steps: in a child forked while steps are in flight none is in flight
                 CHECK_EQ(hosted.observations<std::int64_t>()[env], round);
         }
         shut[3] = true;
+        const int begun_before = begun[3];
         async_steps.send(Envs{3});
+        // The thread waits at its gate: one that allocates while it is forked leaves a locked allocator to the child, if
+        // the allocator is that of AddressSanitizer.
+        await([&] { return begun[3] == begun_before + 1; });
         Child grandchild([&] {
             CHECK_EQ(async_steps.in_flight_count(), 0u);
             async_steps.send(Envs{4});
