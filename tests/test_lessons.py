@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import memlane.lessons
 from memlane import SharedCircularBuffer, shared_memory_rl_pipeline, zero_copy_env_simulation
-from memlane.core import Peer, PeerDied, SegmentError
+from memlane.core import PeerDied, SegmentError
 from tests.support.processes import ask
 
 SPAWN = mp.get_context("spawn")
@@ -306,7 +306,7 @@ def test_a_stray_number_of_pushes_ends_every_call(word: int) -> None:
 
 def test_a_buffer_whose_cells_all_seem_taken_refuses_a_push() -> None:
     with SharedCircularBuffer(4, 2) as buffer:
-        buffer._segment["cells"][:] = Peer.current().word
+        buffer._segment["cells"][:] = buffer._life.process()
         with pytest.raises(SegmentError, match="none of 68 cells is free"):
             push_number(buffer, 1)
 

@@ -15,6 +15,7 @@
 #include "os/process.hpp"
 #include "python/gil.hpp"
 #include "python/lease.hpp"
+#include "python/life.hpp"
 #include "python/module.hpp"
 #include "python/numpy_arrays.hpp"
 #include "python/signal.hpp"
@@ -315,6 +316,27 @@ void bind_core(nb::module_ &m) {
              "Load the words at `indices` into `out`.")
         .def("changed", guarded(&Words::changed), "indices"_a, "seen"_a,
              "Return the positions i for which the word `indices[i]` no longer holds `seen[i]`.");
+
+    m.def(
+        "uses_file", [](int fd, std::int64_t process) { return Life(fd).alive(process); }, "fd"_a, "process"_a,
+        "Return whether the process with this identity in the life of a segment, whose file is open as `fd`, is alive and\n"
+        "uses it. True if that cannot be found out.");
+
+    nb::class_<LifeHandle>(
+        m, "Life",
+        "Shows which processes use a segment and are alive, also those of other containers.\n\n"
+        "``Segment.life`` returns one. A process that holds something in a segment stores its identity there, the integer\n"
+        "that ``process()`` returns; when it dies, calls exec or drops the segment, ``alive`` is False for it everywhere.")
+        .def(nb::init<std::shared_ptr<Mapping>, std::string>(), "mapping"_a, "label"_a)
+        .def("process", &LifeHandle::process,
+             "Return the identity of this process in the segment, above 0, and keep it alive from now on. The child of a\n"
+             "fork has another.")
+        .def("process_if_taken", &LifeHandle::process_if_taken,
+             "Return what `process` has returned in this process; 0 if it was not called.")
+        .def("alive", &LifeHandle::alive, "process"_a,
+             "Return whether the process with this identity is alive. True if that cannot be found out.")
+        .def("check", &LifeHandle::check,
+             "Raise SegmentError if processes cannot have an identity here: the file system has no locks, for example.");
 
     nb::class_<Rows>(m, "Rows", "Fields of equal length at fixed addresses, whose rows are copied by index.")
         .def(nb::init<std::int64_t, std::vector<Rows::FieldTuple>>(), "count"_a, "fields"_a)

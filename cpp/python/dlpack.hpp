@@ -50,6 +50,7 @@ struct ExchangeTable {
 // memory, so a tensor at the same address as before still has this storage. A numpy array has none.
 class Storage {
   public:
+    Storage() = default; // of no tensor
     explicit Storage(nb::handle tensor) {
         static PyObject *const method = PyUnicode_InternFromString("untyped_storage");
         object_ = call(tensor, method);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <string>
 #include <type_traits>
 
@@ -42,19 +43,41 @@ inline void require_open(const Mapping &mapping, const std::string &label) {
     require_whole(mapping, label);
 }
 
+// Finds a truncated file before a call relies on its memory: a file is truncated from its end. Under a guard.
+inline void require_end(const Mapping &mapping, const std::string &label) {
+    if (mapping.can_shrink()) [[unlikely]] {
+        mapping.touch_end();
+        require_whole(mapping, label);
+    }
+}
+
+// Raises SegmentError in place of an error that follows from a truncated file: what was read of it was zeros. Not in place of
+// Ctrl-C.
+[[gnu::cold]] inline void require_whole_after(const std::exception &error, const Mapping &mapping,
+                                              const std::string &label) {
+    const auto *raised = dynamic_cast<const nb::python_error *>(&error);
+    if (raised == nullptr || raised->matches(PyExc_Exception))
+        require_whole(mapping, label);
+}
+
 // A method of a handle, as a function that raises SegmentError if the file of the handle's mapping turns out to be truncated.
 template <class Method, class Result, class Handle, class... Arguments> auto guarded_call(Method method) {
     return [method](Handle &handle, Arguments... arguments) -> Result {
         const TruncationGuard guard(handle.mapping());
-        if constexpr (std::is_void_v<Result>) {
-            (handle.*method)(static_cast<Arguments>(arguments)...);
-            if (handle.mapping().truncated()) [[unlikely]]
-                require_whole(handle.mapping(), handle.label());
-        } else {
-            Result result = (handle.*method)(static_cast<Arguments>(arguments)...);
-            if (handle.mapping().truncated()) [[unlikely]]
-                require_whole(handle.mapping(), handle.label());
-            return result;
+        try {
+            if constexpr (std::is_void_v<Result>) {
+                (handle.*method)(static_cast<Arguments &&>(arguments)...);
+                if (handle.mapping().truncated()) [[unlikely]]
+                    require_whole(handle.mapping(), handle.label());
+            } else {
+                Result result = (handle.*method)(static_cast<Arguments &&>(arguments)...);
+                if (handle.mapping().truncated()) [[unlikely]]
+                    require_whole(handle.mapping(), handle.label());
+                return result;
+            }
+        } catch (const std::exception &error) {
+            require_whole_after(error, handle.mapping(), handle.label());
+            throw;
         }
     };
 }

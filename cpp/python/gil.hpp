@@ -40,8 +40,9 @@ template <class Work> auto without_gil(Work work) {
 
 // Runs a copy of this many bytes, without the GIL if it is large. Beside a busy Python thread, getting the GIL back
 // takes that thread's whole time slice of 5 ms, in which a few kilobytes could be copied a thousand times.
+inline constexpr std::size_t min_bytes_without_gil = 64 * 1024;
 template <class Work> auto without_gil_for(std::size_t bytes, Work work) {
-    return bytes < 64 * 1024 ? work() : without_gil(work);
+    return bytes < min_bytes_without_gil ? work() : without_gil(work);
 }
 
 } // namespace memlane

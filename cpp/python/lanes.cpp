@@ -9,7 +9,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include "lanes/weights.hpp"
-#include "os/process.hpp"
+#include "python/life.hpp"
 #include "python/module.hpp"
 #include "python/ring.hpp"
 #include "python/tensor_parts.hpp"
@@ -22,11 +22,14 @@ namespace {
 
 class WeightsHandle {
   public:
+    // `if_full` and `if_overtaken` say what to do where no buffer is free, and where no copy ends in time.
     WeightsHandle(std::shared_ptr<Mapping> mapping, std::size_t control, std::size_t buffers, int count, std::size_t stride,
-                  std::string label)
-        : mapping_(std::move(mapping)), label_(std::move(label)), count_(count), stride_(stride),
+                  std::string label, std::string if_full, std::string if_overtaken)
+        : mapping_(std::move(mapping)), label_(std::move(label)), if_full_(std::move(if_full)),
+          if_overtaken_(std::move(if_overtaken)), count_(count), stride_(stride),
           weights_(checked_address(*mapping_, control, sizeof(WeightsControl), alignof(WeightsControl), label_),
-                   checked_address(*mapping_, buffers, checked_count(count, label_), stride, 64, label_), count, stride),
+                   checked_address(*mapping_, buffers, checked_count(count, label_), stride, 64, label_), count, stride,
+                   mapping_->life()),
           spin_(default_spin_limit_ns()) {}
 
     const std::string &label() const { return label_; }
@@ -39,45 +42,29 @@ class WeightsHandle {
 
     // Publishes these tensors and returns the version; 0 if they do not fit `parts` or need staging copies.
     std::int64_t publish_tensors(TensorParts *parts, nb::handle tensors) {
-        return parts != nullptr && parts->direct() && parts->fits(tensors) ? publish(*parts) : 0;
+        BoundParts bound;
+        return parts != nullptr && parts->direct() && parts->bind(tensors, bound) ? publish(bound) : 0;
     }
 
-    // Reads into these tensors unless the latest version is `known`, and returns the version; -1 if they are not the
-    // tensors of `parts` or need staging copies.
-    std::int64_t read_new(const TensorParts *parts, nb::handle tensors, std::int64_t known) {
-        if (parts == nullptr || !parts->direct() || !parts->same(tensors))
+    std::int64_t publish_parts(const TensorParts &parts) {
+        BoundParts bound;
+        parts.bind(bound);
+        return publish(bound);
+    }
+
+    // Reads into these tensors, unless they have the latest version since the last read, and returns the version; -1 if
+    // they do not fit `parts` or need staging copies.
+    std::int64_t read_tensors(TensorParts *parts, nb::handle tensors) {
+        BoundParts bound;
+        if (parts == nullptr || !parts->direct() || !parts->bind(tensors, bound))
             return -1;
-        return version() == known ? known : read(*parts);
+        return read(*parts, bound);
     }
 
-    std::int64_t publish(const TensorParts &parts) {
-        require_inside(parts);
-        const std::int64_t process = this_process();
-        const std::int64_t version = checking_words(label_, [&] {
-            return without_gil_for(parts.end_offset, [&] { return weights_.publish(process, parts.parts); });
-        });
-        if (version < 0)
-            raise("MemlaneError",
-                  "each of the " + std::to_string(count_) + " buffers of the " + label_ +
-                      " is the latest version or being filled by a live writer; create it with more buffers");
-        return version;
-    }
-
-    std::int64_t read(const TensorParts &parts) {
-        require_inside(parts);
-        // A copy takes about as long as the publications that overtake it, so a thousand in a row do not happen by chance.
-        for (int attempt = 0; attempt < max_attempts; ++attempt) {
-            const std::int64_t version = checking_words(label_, [&] {
-                return without_gil_for(parts.end_offset, [&] { return weights_.try_read(parts.parts); });
-            });
-            if (version >= 0) [[likely]]
-                return version;
-            if (PyErr_CheckSignals() != 0)
-                throw nb::python_error();
-            require_open(*mapping_, label_);
-        }
-        raise("MemlaneError", "writers have overtaken each of " + std::to_string(max_attempts) + " copies of the " + label_ +
-                                  "; create it with more buffers, or publish less often");
+    std::int64_t read_parts(TensorParts &parts) {
+        BoundParts bound;
+        parts.bind(bound);
+        return read(parts, bound);
     }
 
     std::int64_t wait_for(std::int64_t version, nb::handle timeout_argument, nb::handle peers) {
@@ -111,15 +98,51 @@ class WeightsHandle {
                   label + " needs 2 to " + std::to_string(max_buffers) + " buffers, found " + std::to_string(count));
         return static_cast<std::size_t>(count);
     }
-    void require_inside(const TensorParts &parts) const {
+    std::int64_t publish(const BoundParts &bound) {
+        require_inside(bound);
+        const std::int64_t process = process_in(*mapping_, label_);
+        const MappingUse use(*mapping_);
+        const std::int64_t version = checking_words(label_, [&] {
+            return without_gil_for(bound.end_offset(), [&] { return weights_.publish(process, bound.parts()); });
+        });
+        if (version < 0)
+            raise("MemlaneError", "each of the " + std::to_string(count_) + " buffers of the " + label_ +
+                                      " is the latest version or being filled by a live writer; " + if_full_);
+        return version;
+    }
+
+    // `bound` has the tensors of `parts`, which remember the version.
+    std::int64_t read(TensorParts &parts, const BoundParts &bound) {
+        require_inside(bound);
+        if (const std::int64_t known = parts.version(bound); known != 0 && known == version())
+            return known;
+        // A copy takes about as long as the publications that overtake it, so a thousand in a row do not happen by chance.
+        for (int attempt = 0; attempt < max_attempts; ++attempt) {
+            const std::int64_t version = checking_words(label_, [&] {
+                return without_gil_for(bound.end_offset(), [&] { return weights_.try_read(bound.parts()); });
+            });
+            if (version >= 0) [[likely]] {
+                parts.remember(bound, version);
+                return version;
+            }
+            parts.remember(bound, 0); // the tensors are torn
+            if (PyErr_CheckSignals() != 0)
+                throw nb::python_error();
+            require_open(*mapping_, label_);
+        }
+        raise("MemlaneError", "writers have overtaken each of " + std::to_string(max_attempts) + " copies of the " + label_ +
+                                  "; " + if_overtaken_);
+    }
+
+    void require_inside(const BoundParts &bound) const {
         require_open(*mapping_, label_);
-        if (parts.end_offset > stride_)
-            raise("MemlaneError", "parts that end at byte " + std::to_string(parts.end_offset) +
+        if (bound.end_offset() > stride_)
+            raise("MemlaneError", "parts that end at byte " + std::to_string(bound.end_offset()) +
                                       " do not fit into a buffer of " + std::to_string(stride_) + " bytes of the " + label_);
     }
 
     std::shared_ptr<Mapping> mapping_;
-    std::string label_;
+    std::string label_, if_full_, if_overtaken_;
     int count_;
     std::size_t stride_;
     Weights weights_;
@@ -138,7 +161,7 @@ void bind_lanes(nb::module_ &m) {
         .def_ro("sequence", &Head::sequence, "Number of the commit in the ring, counted from 1.")
         .def_ro("policy_version", &Head::policy_version, "Version of the weights that produced the content.")
         .def_ro("writer", &Head::writer, "Number that the writer was created with.")
-        .def_ro("process", &Head::process, "Process that wrote the slot, as Peer.word.")
+        .def_ro("process", &Head::process, "Process that wrote the slot, as Peer.word in its own pid namespace.")
         .def_ro("claimed_ns", &Head::claimed_ns, "Wall clock in nanoseconds when the slot was claimed.")
         .def_ro("committed_ns", &Head::committed_ns, "Wall clock in nanoseconds when the slot was committed.")
         .def_ro("rows", &Head::rows, "Number of valid rows, if the writer sets it.")
@@ -227,25 +250,35 @@ void bind_lanes(nb::module_ &m) {
         .def(nb::init<std::vector<TensorParts::PartTuple>, bool>(), "parts"_a, "writeable"_a)
         .def("same", &TensorParts::same, "tensors"_a,
              "Return whether these are the same tensors as before, with the same dtypes, shapes and addresses.")
-        .def("fits", &TensorParts::fits, "tensors"_a,
-             "Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from "
-             "now on.");
+        .def(
+            "fits",
+            [](TensorParts &parts, nb::handle tensors) {
+                BoundParts bound;
+                return parts.bind(tensors, bound);
+            },
+            "tensors"_a,
+            "Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from "
+            "now on.")
+        .def_prop_ro("version", nb::overload_cast<>(&TensorParts::version, nb::const_),
+                     "Version that the tensors were last read with; 0 if none, or if others were used since.");
 
     nb::class_<WeightsHandle>(m, "Weights",
                               "The latest version of a block of bytes, published by writers and read by any process.")
-        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string>(), "mapping"_a,
-             "control"_a, "buffers"_a, "count"_a, "stride"_a, "label"_a)
+        .def(nb::init<std::shared_ptr<Mapping>, std::size_t, std::size_t, int, std::size_t, std::string, std::string,
+                      std::string>(),
+             "mapping"_a, "control"_a, "buffers"_a, "count"_a, "stride"_a, "label"_a,
+             "if_full"_a = "create it with more buffers",
+             "if_overtaken"_a = "create it with more buffers, or publish less often")
         .def_prop_ro("label", &WeightsHandle::label)
         .def("version", guarded(&WeightsHandle::version), "Return the latest version; 0 before the first publication.")
-        .def("publish", guarded(&WeightsHandle::publish), "parts"_a, "Publish a copy of the parts and return its version.")
+        .def("publish", guarded(&WeightsHandle::publish_parts), "parts"_a,
+             "Publish a copy of the parts and return its version.")
         .def("publish_tensors", guarded(&WeightsHandle::publish_tensors), "parts"_a.none(), "tensors"_a.none(),
              "Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies.")
-        .def(
-            "read_new", guarded(&WeightsHandle::read_new), "parts"_a.none(), "tensors"_a.none(), "known"_a,
-            "Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or\n"
-            "need staging copies.")
-        .def("read", guarded(&WeightsHandle::read), "parts"_a,
-             "Copy the latest version into the parts and return it; 0 if there is none.")
+        .def("read_tensors", guarded(&WeightsHandle::read_tensors), "parts"_a.none(), "tensors"_a,
+             "Like `read`, for these tensors; -1 if they do not fit `parts` or need staging copies.")
+        .def("read", guarded(&WeightsHandle::read_parts), "parts"_a,
+             "Copy the latest version into the parts, unless they have it, and return it; 0 if there is none.")
         .def("wait_for", guarded(&WeightsHandle::wait_for), "version"_a, "timeout"_a.none() = nb::none(),
              "peers"_a = nb::tuple(), "Wait until this version or a later one is published and return the latest version.")
         .def("retries", guarded(&WeightsHandle::retries),

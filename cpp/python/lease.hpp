@@ -60,10 +60,12 @@ class FieldArrays {
         if (const std::byte *data = entry->data_of_equal(value))
             without_gil_for(entry->bytes(), [&] { std::memmove(entry->data(), data, entry->bytes()); });
         else
-            set_all(to, value);
+            set_all(to, name, value);
     }
 
-    static void set_all(nb::handle array, nb::handle value) {
+    static void set_all(nb::handle array, nb::handle name, nb::handle value) {
+        if (!is_known(value.ptr()))
+            require_memory(name, value);
         if (PyObject_SetItem(array.ptr(), Py_Ellipsis, value.ptr()) != 0)
             throw nb::python_error();
     }
@@ -97,6 +99,18 @@ class FieldArrays {
     }
 
   private:
+    // Whether a value is of a usual class that is no tensor: to look for an attribute takes 20 ns.
+    static bool is_known(PyObject *value) {
+        return is_float64(value) || PlainArray::is_array(value) || is_float32(value) || is_int64(value) || is_bool(value);
+    }
+    // A torch tensor may have less memory than its shape says, and numpy does not ask. Nothing else has this attribute.
+    [[gnu::noinline]] static void require_memory(nb::handle name, nb::handle value) {
+        static PyObject *const untyped_storage = nb::str("untyped_storage").release().ptr();
+        if (PyObject_HasAttr(value.ptr(), untyped_storage))
+            nb::module_::import_("memlane.core.tensor_memory")
+                .attr("require_memory")(nb::str("the value of field {!r}").attr("format")(name), value);
+    }
+
     class Entry {
       public:
         Entry(nb::object name_, PyObject *array) : name(std::move(name_)), fields_(as_fields(array)) {
@@ -111,7 +125,9 @@ class FieldArrays {
         nb::object name;
 
         PyObject *array() const { return reinterpret_cast<PyObject *>(fields_); }
-        bool in_use() const { return Py_REFCNT(array()) > 1; } // the one reference is that of `by_name_`
+        // The one reference is that of `by_name_`. The count is never too low: CPython 3.14 borrows a reference only from a
+        // variable, which has one. It may be too high, and then the array is given up for nothing.
+        bool in_use() const { return Py_REFCNT(array()) > 1; }
         bool is_as_created() const { return !in_use() && is_unchanged(); }
 
         char *data() const { return data_; }
@@ -176,7 +192,7 @@ class Lease {
         if (watch_.is_none()) [[likely]]
             arrays_.assign(name, value);
         else
-            FieldArrays::set_all(watch_.attr("view")(name), value);
+            FieldArrays::set_all(watch_.attr("view")(name), name, value);
     }
 
     void release() {
@@ -220,6 +236,15 @@ class Lease {
     virtual void after_release() {
         if (!on_release_.is_none())
             on_release_();
+    }
+
+    // Ends a lease that is dropped, without `after_release`. Returns the arrays that are still in use; in debug mode they
+    // are stale from now on.
+    FieldArrays::Outliving stop() {
+        released_ = true;
+        if (!watch_.is_none())
+            watch_.attr("expire")();
+        return arrays_.take_back();
     }
 
     // An exception of `after_release` reaches the caller; the lease has ended in any case.

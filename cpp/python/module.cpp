@@ -7,6 +7,10 @@
 
 #include "python/module.hpp"
 
+#if defined(MEMLANE_FAULTS)
+#include "sync/faults.hpp"
+#endif
+
 NB_MODULE(_native, m) {
     // A user's global variable that holds a view until the interpreter ends is not a reference leak of memlane.
     nanobind::set_leak_warnings(false);
@@ -17,4 +21,16 @@ NB_MODULE(_native, m) {
     bind_replay(m);
     bind_vector(m);
     bind_envs(m);
+
+#if defined(MEMLANE_FAULTS)
+    // Not in the stub: only tests of this build use them.
+    m.def(
+        "arm_fault",
+        [](const char *plan) {
+            if (!memlane::faults::arm_as(plan))
+                throw nanobind::value_error("a plan must be die:N, stop:N or yield:N, or one of these with :EVERY");
+        },
+        nanobind::arg("plan"), "Let this process die, stop or yield at its N-th fault point from now on.");
+    m.def("fault_points", &memlane::faults::passed, "Number of fault points that this process has passed since then.");
+#endif
 }

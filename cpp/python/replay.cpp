@@ -22,6 +22,7 @@
 #include "lanes/replay.hpp"
 #include "lanes/sampler.hpp"
 #include "python/block_pool.hpp"
+#include "python/life.hpp"
 #include "python/module.hpp"
 #include "python/numpy_arrays.hpp"
 #include "python/waits.hpp"
@@ -130,7 +131,8 @@ class InputRows {
             const std::int64_t rows = batched ? array.shape[0] : 1;
             if (array.dtype != dtype) {
                 // The most common conversion: environments return rewards as float64.
-                if (array.dtype != float64 || dtype != float32)
+                if (array.dtype != float64 || dtype != float32 ||
+                    reinterpret_cast<std::uintptr_t>(array.data) % alignof(double) != 0)
                     return false;
                 const std::size_t numbers = static_cast<std::size_t>(rows) * bytes / sizeof(float);
                 const auto *from = reinterpret_cast<const double *>(array.data);
@@ -180,7 +182,8 @@ class ReplayHandle {
                    stream_count > 0,
                    slices(columns_),
                    {std::get<0>(transition), std::get<1>(transition), std::get<2>(transition), std::get<3>(transition)},
-                   {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}}),
+                   {std::get<0>(limit), std::get<1>(limit), std::get<2>(limit)}},
+                  mapping_->life()),
           add_spin_(default_spin_limit_ns()), sample_spin_(default_spin_limit_ns()) {
         if (capacity < 1 || stride < head_bytes(stream_count > 0) || stride % alignof(RowHead) != 0)
             raise("SegmentError", label_ + " must have rows of at least " + std::to_string(head_bytes(stream_count > 0)) +
@@ -202,7 +205,7 @@ class ReplayHandle {
 
     const std::string &label() const { return label_; }
     Replay &replay() { return replay_; }
-    const std::shared_ptr<Mapping> &mapping() const { return mapping_; }
+    Mapping &mapping() const { return *mapping_; }
 
     // The fast path for rows without streams. Returns the transitions added; -1, and nothing done, if the caller must
     // use `add_rows` or the limiter would make it wait.
@@ -292,33 +295,33 @@ class ReplayHandle {
 
     // Sets the priority that the first rows of a new replay get to 1.
     void init_priorities() {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         float unset = 0;
         replay_.control().priority.highest.compare_exchange_strong(unset, 1.0F, std::memory_order_relaxed);
     }
 
     double total_priority() {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         return replay_.prioritised() ? replay_.tree().total() : 0;
     }
 
     std::int64_t added() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         return see(replay_.control().added.value);
     }
 
     std::int64_t last_sequence() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         return see(replay_.control().reserved.last);
     }
 
     std::int64_t size() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         return replay_.size();
     }
 
     nb::dict counters() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         const ReplayControl &control = replay_.control();
         nb::dict counters;
         counters["admitted"] = see(control.admitted.inserts);
@@ -345,9 +348,9 @@ class ReplayHandle {
     }
 
     std::int64_t save_into(ReplayHandle &copy) {
-        require_open(*mapping_, label_);
-        require_open(*copy.mapping_, copy.label_);
-        require_writeable(*copy.mapping_, copy.label_);
+        const TruncationGuard guard(*copy.mapping_); // beside that of this mapping
+        require_open_and_whole();
+        copy.require_open_and_writeable();
         if (copy.replay_.capacity() != replay_.capacity() ||
             copy.replay_.shape().stride_bytes != replay_.shape().stride_bytes ||
             copy.replay_.prioritised() != replay_.prioritised())
@@ -356,19 +359,21 @@ class ReplayHandle {
         std::int64_t changed = 0;
         for_all_slots([&](std::int64_t begin, std::int64_t end) {
             changed += replay_.save_rows(copy.replay_, begin, end);
-            return true;
+            return !copy.mapping_->truncated();
         });
+        require_whole(*copy.mapping_, copy.label_);
         without_gil([&] { replay_.save_counters(copy.replay_); });
+        require_whole(*copy.mapping_, copy.label_);
         return changed;
     }
 
     bool counters_plausible() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         return replay_.counters_plausible();
     }
 
     std::int64_t first_implausible() const {
-        require_open(*mapping_, label_);
+        require_open_and_whole();
         std::int64_t slot = -1;
         for_all_slots([&](std::int64_t begin, std::int64_t end) {
             slot = replay_.first_implausible(begin, end);
@@ -394,7 +399,7 @@ class ReplayHandle {
                 return;
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
-            require_open(*mapping_, label_);
+            require_open_and_whole();
         }
     }
 
@@ -402,13 +407,19 @@ class ReplayHandle {
     // Bounds that keep each priority, and the sum of all of them, within the range of a float.
     static constexpr double smallest_priority = 1e-30, largest_priority = 1e28;
 
-    void require_open_and_writeable() const {
+    void require_open_and_whole() const {
         require_open(*mapping_, label_);
+        require_end(*mapping_, label_);
+    }
+    void require_open_and_writeable() const {
+        require_open_and_whole();
         require_writeable(*mapping_, label_);
     }
 
     std::int64_t add(const AddRequest &request, std::int64_t transitions, std::int64_t stored) {
         const std::size_t bytes = static_cast<std::size_t>(stored) * replay_.shape().stride_bytes;
+        process_in(*mapping_, label_); // `add` needs it, and cannot raise a Python error
+        const MappingUse use(*mapping_);
         std::int64_t added = 0;
         try {
             added = without_gil_for(bytes, [&] { return replay_.add(request); });
@@ -503,11 +514,18 @@ class SamplerHandle {
                   const std::vector<std::int64_t> &offsets)
         : replay_(std::move(replay)),
           sampler_(replay_->replay(), make_spec(copies, row_bytes, steps, gamma, length, offsets, replay_->replay().shape()),
-                   *reinterpret_cast<Rng *>(checked_address(*replay_->mapping(), rng, sizeof(Rng), 64, replay_->label()))),
-          rng_(reinterpret_cast<Rng *>(replay_->mapping()->data() + rng)), prefetcher_(replay_->replay(), sampler_) {
+                   *reinterpret_cast<Rng *>(checked_address(mapping(), rng, sizeof(Rng), 64, label()))),
+          prefetcher_(replay_->replay(), sampler_, &mapping()) {
+        const TruncationGuard guard(mapping());
+        require_open(mapping(), label());
+        require_end(mapping(), label());
         if (seed)
-            rng_->seed(*seed);
+            reinterpret_cast<Rng *>(mapping().data() + rng)->seed(*seed);
+        require_whole(mapping(), label());
     }
+
+    const std::string &label() const { return replay_->label(); }
+    Mapping &mapping() const { return replay_->mapping(); }
 
     using Block = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -571,7 +589,7 @@ class SamplerHandle {
             without_gil([&] { BatchPrefetcher::wait(*shared, std::min(deadline_ns, now_ns() + slice_ns)); });
             if (PyErr_CheckSignals() != 0)
                 throw nb::python_error();
-            require_open(*replay_->mapping(), replay_->label());
+            require_open(mapping(), label());
         }
         const std::exception_ptr error = prefetcher_.take();
         blocks_.pop_front();
@@ -612,8 +630,9 @@ class SamplerHandle {
     }
 
     std::int64_t checked_count(const Block &block) const {
-        require_open(*replay_->mapping(), replay_->label());
-        require_writeable(*replay_->mapping(), replay_->label());
+        require_open(mapping(), label());
+        require_end(mapping(), label());
+        require_writeable(mapping(), label());
         const auto rows = static_cast<std::int64_t>(block.shape(0));
         const SampleSpec &spec = sampler_.spec();
         if (block.shape(1) != spec.row_bytes || rows == 0 || rows % spec.length != 0)
@@ -672,7 +691,6 @@ class SamplerHandle {
 
     std::shared_ptr<ReplayHandle> replay_;
     Sampler sampler_;
-    Rng *rng_;
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
     int stopping_ = 0;           // threads in `stop`
     std::deque<Block> blocks_;   // the background thread draws into these
@@ -696,27 +714,28 @@ void bind_replay(nb::module_ &m) {
              "mapping"_a, "control"_a, "stored"_a, "rows"_a, "tree"_a.none(), "streams"_a, "stream_count"_a, "capacity"_a,
              "stride"_a, "columns"_a, "transition"_a, "limit"_a, "alpha"_a, "label"_a)
         .def_prop_ro("label", &ReplayHandle::label)
-        .def("add_plain", &ReplayHandle::add_plain, "rows"_a.none(), "timeout"_a.none(),
+        .def("add_plain", guarded(&ReplayHandle::add_plain), "rows"_a.none(), "timeout"_a.none(),
              "Add rows without streams and return how many were added; -1 if the caller must use `add`.")
-        .def("add", &ReplayHandle::add_rows, "rows"_a.none(), "version"_a, "streams"_a.none(), "skip"_a.none(),
+        .def("add", guarded(&ReplayHandle::add_rows), "rows"_a.none(), "version"_a, "streams"_a.none(), "skip"_a.none(),
              "finals"_a.none(), "has_final"_a.none(), "timeout"_a.none(), "peers"_a,
              "Add rows and return how many transitions were added; -1 if an argument is not accepted.")
-        .def("set_priorities", &ReplayHandle::set_priorities, "keys"_a, "errors"_a,
+        .def("set_priorities", guarded(&ReplayHandle::set_priorities), "keys"_a, "errors"_a,
              "Set the priorities of rows by their keys and return how many of the rows were still stored.")
-        .def("init_priorities", &ReplayHandle::init_priorities, "Set the priority of the first rows of a new replay.")
-        .def("total_priority", &ReplayHandle::total_priority)
-        .def("added", &ReplayHandle::added, "Return the number of transitions added since the replay was created.")
-        .def("last_sequence", &ReplayHandle::last_sequence,
+        .def("init_priorities", guarded(&ReplayHandle::init_priorities),
+             "Set the priority of the first rows of a new replay.")
+        .def("total_priority", guarded(&ReplayHandle::total_priority))
+        .def("added", guarded(&ReplayHandle::added), "Return the number of transitions added since the replay was created.")
+        .def("last_sequence", guarded(&ReplayHandle::last_sequence),
              "Return the last sequence number that was reserved; final observations have sequence numbers, too.")
-        .def("size", &ReplayHandle::size, "Return the number of stored transitions.")
-        .def("counters", &ReplayHandle::counters)
-        .def("save_into", &ReplayHandle::save_into, "copy"_a,
+        .def("size", guarded(&ReplayHandle::size), "Return the number of stored transitions.")
+        .def("counters", guarded(&ReplayHandle::counters))
+        .def("save_into", guarded(&ReplayHandle::save_into), "copy"_a,
              "Bring `copy` up to date and return how many rows had changed.")
-        .def("counters_plausible", &ReplayHandle::counters_plausible,
+        .def("counters_plausible", guarded(&ReplayHandle::counters_plausible),
              "Return whether writers and samplers could have left these counters.")
-        .def("first_implausible", &ReplayHandle::first_implausible,
+        .def("first_implausible", guarded(&ReplayHandle::first_implausible),
              "Return the first slot with contents that no writer leaves, or -1.")
-        .def("refresh_priorities", &ReplayHandle::refresh_priorities, "Recompute all sums of the priorities.");
+        .def("refresh_priorities", guarded(&ReplayHandle::refresh_priorities), "Recompute all sums of the priorities.");
 
     nb::class_<SamplerHandle>(
         m, "Sampler", "Draws rows of a replay into a block, in the calling thread or ahead of time in a background thread.")
@@ -724,12 +743,12 @@ void bind_replay(nb::module_ &m) {
                       const std::vector<SamplerHandle::CopyTuple> &, std::size_t, int, double, int,
                       const std::vector<std::int64_t> &>(),
              "replay"_a, "rng"_a, "seed"_a.none(), "copies"_a, "row_bytes"_a, "steps"_a, "gamma"_a, "length"_a, "offsets"_a)
-        .def("sample", &SamplerHandle::sample, "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a,
+        .def("sample", guarded(&SamplerHandle::sample), "block"_a, "beta"_a, "threads"_a, "timeout"_a.none(), "peers"_a,
              "Draw as many rows as the block has.")
-        .def("start", &SamplerHandle::start, "block"_a, "beta"_a, "threads"_a,
+        .def("start", guarded(&SamplerHandle::start), "block"_a, "beta"_a, "threads"_a,
              "Begin to draw into the block in a background thread.")
         .def("ready", &SamplerHandle::ready, "Return whether the batch that was started first is finished.")
-        .def("take", &SamplerHandle::take, "timeout"_a.none(),
+        .def("take", guarded(&SamplerHandle::take), "timeout"_a.none(),
              "Wait for the batch that was started first and remove it. False at the timeout, or after `stop`.")
         .def("started", &SamplerHandle::started, "Return how many batches were started and not taken.")
         .def("stop", &SamplerHandle::stop, "End the background thread; batches that are not drawn yet stay undrawn.");

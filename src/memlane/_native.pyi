@@ -145,6 +145,27 @@ class Words:
     def changed(self, indices: NDArray[np.int64], seen: NDArray[np.int64]) -> list[int]:
         """Return the positions i for which the word `indices[i]` no longer holds `seen[i]`."""
 
+def uses_file(fd: int, process: int) -> bool:
+    """Return whether the process with this identity in the life of a segment, whose file is open as `fd`, is alive and
+    uses it. True if that cannot be found out."""
+
+class Life:
+    """Shows which processes use a segment and are alive, also those of other containers.
+
+    ``Segment.life`` returns one. A process that holds something in a segment stores its identity there, the integer
+    that ``process()`` returns; when it dies, calls exec or drops the segment, ``alive`` is False for it everywhere."""
+
+    def __init__(self, mapping: Mapping, label: str) -> None: ...
+    def process(self) -> int:
+        """Return the identity of this process in the segment, above 0, and keep it alive from now on. The child of a
+        fork has another."""
+    def process_if_taken(self) -> int:
+        """Return what `process` has returned in this process; 0 if it was not called."""
+    def alive(self, process: int) -> bool:
+        """Return whether the process with this identity is alive. True if that cannot be found out."""
+    def check(self) -> None:
+        """Raise SegmentError if processes cannot have an identity here: the file system has no locks, for example."""
+
 class Rows:
     """Fields of equal length at fixed addresses, whose rows are copied by index."""
 
@@ -190,7 +211,7 @@ class SlotHead:
         """Number that the writer was created with."""
     @property
     def process(self) -> int:
-        """Process that wrote the slot, as Peer.word."""
+        """Process that wrote the slot, as Peer.word in its own pid namespace."""
     @property
     def claimed_ns(self) -> int:
         """Wall clock in nanoseconds when the slot was claimed."""
@@ -340,11 +361,24 @@ class TensorParts:
     def fits(self, tensors: Mapping_[str, object]) -> bool:
         """Return whether these tensors have the same names, dtypes and shapes and are contiguous; if so, use them from
         now on."""
+    @property
+    def version(self) -> int:
+        """Version that the tensors were last read with; 0 if none, or if others were used since."""
 
 class Weights:
     """The latest version of a block of bytes, published by writers and read by any process."""
 
-    def __init__(self, mapping: Mapping, control: int, buffers: int, count: int, stride: int, label: str) -> None: ...
+    def __init__(
+        self,
+        mapping: Mapping,
+        control: int,
+        buffers: int,
+        count: int,
+        stride: int,
+        label: str,
+        if_full: str = "create it with more buffers",
+        if_overtaken: str = "create it with more buffers, or publish less often",
+    ) -> None: ...
     @property
     def label(self) -> str: ...
     def version(self) -> int:
@@ -353,11 +387,10 @@ class Weights:
         """Publish a copy of the parts and return its version."""
     def publish_tensors(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
         """Like `publish`, for these tensors; 0 if they do not fit `parts` or need staging copies."""
-    def read_new(self, parts: TensorParts | None, tensors: Mapping_[str, object], known: int) -> int:
-        """Like `read`, but copy nothing if the latest version is `known`; -1 if these are not the tensors of `parts` or
-        need staging copies."""
+    def read_tensors(self, parts: TensorParts | None, tensors: Mapping_[str, object]) -> int:
+        """Like `read`, for these tensors; -1 if they do not fit `parts` or need staging copies."""
     def read(self, parts: TensorParts) -> int:
-        """Copy the latest version into the parts and return it; 0 if there is none."""
+        """Copy the latest version into the parts, unless they have it, and return it; 0 if there is none."""
     def wait_for(self, version: int, timeout: float | None = None, peers: Iterable[_Watchable] = ()) -> int:
         """Wait until this version or a later one is published and return the latest version."""
     def retries(self) -> int:

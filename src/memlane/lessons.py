@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import subprocess
 import sys
 import time
@@ -185,9 +186,9 @@ class SharedCircularBuffer:
 
     - ``order[slot]`` is the cell at a slot of the circle, and the number of the push that put it there (its *ticket*,
       counted from 1). Ticket t is at slot (t - 1) % capacity.
-    - ``cells[cell]`` is the state of a cell: 0 if it is free; positive (a ``Peer.word``) while that process writes to
-      it; negative if it was offered as ticket -value. An offered cell is free again if another cell won the ticket, or
-      if it was published and has been replaced.
+    - ``cells[cell]`` is the state of a cell: 0 if it is free; positive (the identity of ``Segment.life``) while a
+      process writes to it; negative if it was offered as ticket -value. An offered cell is free again if another cell
+      won the ticket, or if it was published and has been replaced.
     - ``head`` is the number of pushes. It may be one behind ``order``; any process that notices advances it.
 
     There are more cells than slots, so a writer always finds a free one. A reader loads the word, copies the cell, and
@@ -227,6 +228,7 @@ class SharedCircularBuffer:
 
     def _open(self, segment: Segment) -> None:
         self._segment = segment
+        self._life = segment.life
         self._head = segment.signal("head")
         self._order = segment.words("order")
         self._cells = segment.words("cells")
@@ -305,7 +307,7 @@ class SharedCircularBuffer:
 
     def _claim(self) -> tuple[int, int]:
         """Take a free cell; return it and its new state."""
-        me = Peer.current().word
+        me = self._life.process()
         for _ in _tries():
             while self._candidates:
                 cell = self._candidates.pop()
@@ -317,7 +319,7 @@ class SharedCircularBuffer:
 
     def _is_free(self, cell: int, state: int) -> bool:
         if state > 0:
-            return not Peer.from_word(state).alive
+            return not self._life.alive(state)
         if state == 0:
             return True
         ticket = -state
@@ -335,7 +337,7 @@ class SharedCircularBuffer:
         if not len(candidates):  # all other cells are being written: one of the writers may be dead
             candidates = np.flatnonzero(state > 0)
         # Processes start at different cells, so that two do not try the same cells in the same order.
-        return np.roll(candidates, Peer.current().pid * 7919 % max(len(candidates), 1)).tolist()[:_MAX_CANDIDATES]
+        return np.roll(candidates, os.getpid() * 7919 % max(len(candidates), 1)).tolist()[:_MAX_CANDIDATES]
 
     # ------------------------------------------------------------------------------------------------------- read
 

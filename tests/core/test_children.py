@@ -286,6 +286,48 @@ def test_children_collect_garbage_but_not_what_the_server_has_imported(tmp_path:
     assert (done.stdout, done.stderr) == ("(True, False) True 0\n", "")
 
 
+def test_a_server_survives_signals_to_the_whole_program_and_its_children_can_be_terminated(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import multiprocessing as mp
+        import os
+        import signal
+        import time
+        from multiprocessing import forkserver
+        from memlane.core.children import ensure_fork_server
+
+        def get_signals(pipe):
+            pipe.send([signal.getsignal(number) is signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGHUP)])
+
+        if __name__ == "__main__":
+            ensure_fork_server([])
+            server = forkserver._forkserver._forkserver_pid
+            os.kill(server, signal.SIGTERM)  # before its first instruction
+            context = mp.get_context("forkserver")
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+                here, there = context.Pipe()
+                process = context.Process(target=get_signals, args=(there,))
+                process.start()
+                print(here.recv(), forkserver._forkserver._forkserver_pid == server)
+                process.join()
+                os.kill(server, number)
+                time.sleep(0.05)
+            codes = set()
+            for _ in range(30):  # one that has just been forked may be in between two actions
+                sleeper = context.Process(target=time.sleep, args=(600,))
+                sleeper.start()
+                sleeper.terminate()
+                sleeper.join(20)
+                codes.add(sleeper.exitcode)
+                sleeper.kill()
+                sleeper.join()
+            print(codes)
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("[True, True] True\n" * 3 + "{-15}\n", "")
+
+
 def test_a_quiet_server_and_its_children_ignore_ctrl_c_and_this_process_does_not(tmp_path: Path) -> None:
     done = run(
         tmp_path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,11 +25,12 @@ from memlane.core.header import (
     VERSION,
     Header,
     mark_closed,
-    pid_namespace,
+    read_owner,
 )
+from memlane.core.liveness import own_namespaces
 from memlane.core.lowlevel import PeerState
 from tests.support import strategies as strategies
-from tests.support.processes import FIELDS, dead_peer, write_segment
+from tests.support.processes import FIELDS, dead_peer, foreign_peer, write_segment
 
 LAYOUT = Layout(FIELDS)
 PLACES = {name: (DTYPE.fields[name][1], DTYPE.fields[name][0]) for name in DTYPE.names or ()}  # type: ignore[index]
@@ -71,7 +72,7 @@ def test_the_numbers_are_part_of_format_version_1(fd: int) -> None:
         len(LAYOUT.to_bytes()),
         os.getpid(),
         Peer.current().start,
-        pid_namespace(),
+        own_namespaces(),
         header.created_ns,
     ]
     assert page[80:] == bytes(LAYOUT_OFFSET - 80)
@@ -200,14 +201,23 @@ def test_the_last_word_of_the_owner_can_be_read(fd: int) -> None:
     assert Header.read(fd, "here").state == CLOSED
 
 
-def test_the_owner_of_another_pid_namespace_is_neither_alive_nor_dead() -> None:
-    header = Header(LAYOUT, dead_peer(), pid_namespace() + 1, 0)
-    assert header.owner_state() is None
-
-
-def test_the_owner_of_this_pid_namespace_is_judged() -> None:
-    assert Header(LAYOUT, Peer.current(), pid_namespace(), 0).owner_state() is PeerState.ALIVE
-    assert Header(LAYOUT, dead_peer(), pid_namespace(), 0).owner_state() is PeerState.DEAD
+@pytest.mark.parametrize(
+    ("owner", "state"),
+    [
+        (Peer.current, PeerState.ALIVE),
+        (dead_peer, PeerState.DEAD),
+        (lambda: foreign_peer(Peer.current()), PeerState.UNKNOWN),
+        (lambda: foreign_peer(dead_peer()), PeerState.UNKNOWN),
+    ],
+    ids=["alive", "dead", "of another namespace", "dead, of another namespace"],
+)
+def test_the_owner_that_is_read_is_the_one_that_was_written(
+    fd: int, owner: Callable[[], Peer], state: PeerState
+) -> None:
+    written = owner()
+    Header(LAYOUT, written, 0).write(fd)
+    found = Header.read(fd, "here").owner
+    assert (found, found.state, read_owner(fd, "here")) == (written, state, (written, 0))
 
 
 WORDS = st.sampled_from([0, 1, 127, 128, 4095, 4096, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 64, 2**64 - 1])
@@ -236,7 +246,7 @@ def test_a_header_with_changed_bytes_is_the_same_layout_or_a_segment_error(data:
             assert segment.layout == LAYOUT
             assert sum(view.nbytes for view in segment.views().values()) == sum(field.nbytes for field in LAYOUT)
             assert isinstance(segment.owner.state, PeerState)
-            assert segment.owner.fileno() >= 0
+            assert segment.owner.state is PeerState.UNKNOWN or segment.owner.fileno() >= 0
     finally:
         os.close(fd)
 

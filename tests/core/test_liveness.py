@@ -23,13 +23,16 @@ from hypothesis import strategies as st
 
 from memlane.core import Peer, PeerDied, Segment, SegmentError, die_with
 from memlane.core.children import signal_name
+from memlane.core.liveness import PID_BITS, leave_signals_to
 from memlane.core.lowlevel import PeerState, Roster
 from tests.support.processes import (
     FIELDS,
     METHODS,
     PATIENCE,
+    ask,
     child,
     dead_peer,
+    output_of,
     ring_when_tied,
     script,
     sleep_forever,
@@ -99,13 +102,33 @@ def test_a_process_with_an_odd_name_is_read_right() -> None:
             process.kill()
 
 
+# Regression: pidfd_open says ENOENT or EINVAL there, which fileno() did not expect.
+def test_the_number_of_a_thread_is_no_process() -> None:
+    numbers, end = [], threading.Event()
+
+    def stay() -> None:
+        numbers.append(threading.get_native_id())
+        end.wait()
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert wait_for(lambda: numbers)
+        peer = Peer(numbers[0], 12345)
+        assert not peer.alive
+        assert peer.wait(0)
+    finally:
+        end.set()
+        thread.join()
+
+
 def test_a_process_whose_first_thread_has_ended_is_alive_until_its_last_one_has(board: Segment) -> None:
     """The kernel shows it as a zombie. The native code, which takes slots back, and Python must not disagree."""
     with child(outlive_first_thread, board) as process:
         peer = Peer.of(process.pid or 0)
         assert wait_for(lambda: state_of(peer.pid) == "Z")
         assert (peer.state, peer.alive, peer.wait(0.05)) == (PeerState.ALIVE, True, False)
-        assert Roster(board.words("places")).join() == 1
+        assert Roster(board, "places").join() == 1
         board.signal("bell").add()
         assert peer.wait(PATIENCE)
         assert (peer.state, peer.alive) == (PeerState.ZOMBIE, False)
@@ -116,7 +139,7 @@ def outlive_first_thread(board: Segment) -> None:
         board.signal("bell").wait(1, timeout=PATIENCE)
         os._exit(0)
 
-    assert Roster(board.words("places")).join() == 0
+    assert Roster(board, "places").join() == 0
     threading.Thread(target=end_later).start()
     ctypes.CDLL(None).syscall(SYS_EXIT, 0)  # ends this thread alone
 
@@ -430,41 +453,46 @@ def board() -> Iterator[Segment]:
         yield segment
 
 
-def test_a_process_that_joins_is_listed_at_its_entry(board: Segment) -> None:
-    roster = Roster(board.words("places"))
-    place = roster.join()
-    assert roster.peers() == {place: Peer.current()}
+def test_a_process_that_joins_has_an_entry_with_its_identity(board: Segment) -> None:
+    place = Roster(board, "places").join()
+    assert board["places"].tolist() == [board.life.process() if i == place else 0 for i in range(6)]
 
 
-def test_a_process_that_leaves_is_not_listed(board: Segment) -> None:
-    roster = Roster(board.words("places"))
+def test_a_process_that_leaves_has_no_entry(board: Segment) -> None:
+    roster = Roster(board, "places")
     roster.leave(roster.join())
-    assert roster.peers() == {}
+    assert not board["places"].any()
 
 
-def test_leaving_again_is_harmless_to_a_successor(board: Segment, victim: Peer) -> None:
-    roster = Roster(board.words("places"))
+def test_leaving_again_is_harmless_to_a_successor(board: Segment) -> None:
+    roster = Roster(board, "places")
     place = roster.join()
     roster.leave(place)
-    assert roster.join(victim) == place
-    roster.leave(place)
-    assert roster.peers() == {place: victim}
+    with child(join_and_stay, board) as successor:
+        board.signal("bell", 0).store(1)
+        board.signal("bell", 1).wait(1, timeout=PATIENCE)
+        entry = int(board["places"][place])
+        roster.leave(place)
+        assert board["places"][place] == entry > 0
+        successor.kill()
 
 
-def test_a_dead_process_stays_listed_so_that_others_notice(board: Segment) -> None:
-    roster = Roster(board.words("places"))
-    dead = dead_peer()
-    assert roster.peers() == {} != {roster.join(dead): dead} == roster.peers()
+def test_a_forked_child_cannot_give_up_the_entry_of_its_parent(board: Segment) -> None:
+    roster = Roster(board, "places")
+    place = roster.join()
+    ask(roster.leave, place)
+    assert board["places"][place] == board.life.process()
 
 
 def test_the_entry_of_a_dead_process_is_free_for_the_next(board: Segment) -> None:
-    roster = Roster(board.words("places"))
-    assert roster.join(dead_peer()) == roster.join() == 0
-    assert roster.peers() == {0: Peer.current()}
+    assert ask(Roster(board, "places").join) == 0
+    assert board["places"][0] != 0
+    assert Roster(board, "places").join() == 0
+    assert board["places"][0] == board.life.process()
 
 
 def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: Segment) -> None:
-    roster = Roster(board.words("places"))
+    roster = Roster(board, "places")
     for _ in range(6):
         roster.join()
     with pytest.raises(
@@ -474,22 +502,16 @@ def test_a_table_full_of_living_processes_is_an_error_that_says_how_many(board: 
 
 
 def test_a_full_table_has_the_name_and_the_remedy_that_it_was_given(board: Segment) -> None:
-    roster = Roster(board.words("places"), "close some", "the samplers")
+    roster = Roster(board, "places", "close some", "the samplers")
     for _ in range(6):
         roster.join()
     with pytest.raises(SegmentError, match=r"^all 6 entries of the samplers belong to running processes; close some$"):
         roster.join()
 
 
-def test_an_entry_has_a_name_that_errors_can_use(board: Segment) -> None:
-    roster = Roster(board.words("places"))
-    roster.join()
-    assert roster.peers()[0].name == "words 'places' of anonymous segment, entry 0"
-
-
 def join_and_stay(board: Segment) -> None:
     board.signal("bell", 0).wait(1, timeout=PATIENCE)
-    place = Roster(board.words("places")).join()
+    place = Roster(board, "places").join()
     board.words("count").add(place, 1)
     board.signal("bell", 1).add()
     sleep_forever()
@@ -497,7 +519,8 @@ def join_and_stay(board: Segment) -> None:
 
 @pytest.mark.parametrize("corpses", [0, 6], ids=["empty", "full of the dead"])
 def test_of_many_that_join_at_once_each_gets_its_own_entry(board: Segment, corpses: int) -> None:
-    board["places"][:corpses] = dead_peer().word
+    if corpses:
+        board["places"][:corpses] = ask(board.life.process)
     processes = [mp.get_context("fork").Process(target=join_and_stay, args=(board,)) for _ in range(6)]
     for process in processes:
         process.start()
@@ -505,9 +528,55 @@ def test_of_many_that_join_at_once_each_gets_its_own_entry(board: Segment, corps
         board.signal("bell", 0).store(1)
         board.signal("bell", 1).wait(6, timeout=PATIENCE, peers=[Peer.of(process.pid or 0) for process in processes])
         assert board["count"][:6].tolist() == [1] * 6
-        listed = Roster(board.words("places")).peers()
-        assert {peer.pid for peer in listed.values()} == {process.pid for process in processes}
+        pids = board["places"] & (1 << PID_BITS) - 1
+        assert set(pids.tolist()) == {process.pid for process in processes}
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+# -------------------------------------------------------------------------------------------------------------- signals
+
+
+def leave_and_wait(peer: Peer, board: Segment) -> None:
+    leave_signals_to(peer)
+    board["count"][0] = 1
+    board.signal("bell").add()
+    sleep_forever()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_left_to_a_peer_that_lives(number: signal.Signals) -> None:
+    with Segment.create(FIELDS) as board, child(leave_and_wait, Peer.current(), board) as process:
+        board.signal("bell").wait(1, timeout=PATIENCE)
+        for _ in range(3):
+            os.kill(process.pid or 0, number)
+        time.sleep(0.05)
+        assert process.is_alive()
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_a_process_whose_peer_is_dead(number: signal.Signals) -> None:
+    with (
+        Segment.create(FIELDS) as board,
+        child(leave_and_wait, dead_peer(), board, may_die_of=number) as process,
+    ):
+        board.signal("bell").wait(1, timeout=PATIENCE)
+        os.kill(process.pid or 0, number)
+        process.join(PATIENCE)
+        assert process.exitcode == -number
+
+
+def test_a_program_that_is_started_from_there_can_be_terminated() -> None:
+    code = """
+    import subprocess
+    from memlane.core import Peer
+    from memlane.core.liveness import leave_signals_to
+    leave_signals_to(Peer.current())
+    process = subprocess.Popen(["sleep", "600"])
+    process.terminate()
+    print(process.wait())
+    """
+    assert output_of(code) == "-15\n"

@@ -26,7 +26,7 @@ from memlane.core import (
     names,
     reclaim,
 )
-from memlane.core.header import Header, pid_namespace
+from memlane.core.header import Header
 from memlane.core.lowlevel import PeerState
 from tests.support.processes import (
     FIELDS,
@@ -35,6 +35,7 @@ from tests.support.processes import (
     attach_and_exit,
     child,
     dead_peer,
+    foreign_peer,
     leave_behind,
     output_of,
     receive,
@@ -112,8 +113,8 @@ def test_a_refused_name_leaves_the_living_segment_as_it_was(shm_dir: Path) -> No
 
 
 def test_a_name_of_another_pid_namespace_is_taken_and_its_owner_does_not_count_as_dead(shm_dir: Path) -> None:
-    path = write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
-    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ of another pid namespace"):
+    path = write_segment(shm_dir / "memlane-theirs", foreign_peer(dead_peer()))
+    with pytest.raises(SegmentExists, match=r"belongs to pid \d+ of another pid or time namespace"):
         Segment.create(FIELDS, name="theirs")
     assert path.exists()
 
@@ -204,7 +205,7 @@ def test_an_owner_with_the_right_start_time_is_alive(shm_dir: Path) -> None:
 
 
 def test_an_owner_in_another_pid_namespace_is_never_judged(shm_dir: Path) -> None:
-    write_segment(shm_dir / "memlane-theirs", dead_peer(), space=pid_namespace() + 1)
+    write_segment(shm_dir / "memlane-theirs", foreign_peer(dead_peer()))
     assert list(leftovers()) == []
     assert reclaim() == []
     assert files(shm_dir) == ["memlane-theirs"]
@@ -541,9 +542,8 @@ def test_the_hidden_file_of_a_living_owner_stays(shm_dir: Path) -> None:
 
 @pytest.mark.usefixtures("without_nameless_files")
 def test_the_hidden_file_of_another_pid_namespace_stays(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dead = dead_peer()
+    dead = foreign_peer(dead_peer())
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(names, "pid_namespace", lambda: pid_namespace() + 1)
         elsewhere.setattr(Peer, "current", lambda *_: dead)
         fd, hidden = names.open_unnamed(shm_dir)
     os.close(fd)

@@ -104,7 +104,7 @@ def create(name: str) -> None:
 
 def leave_behind_as_if_dead(folder: Path, owner: Peer) -> None:
     write_segment(folder / "memlane-theirs", owner)
-    hidden = f"{names._UNFINISHED}{owner.pid}-{owner.start}-{names.pid_namespace()}-00"
+    hidden = f"{names._UNFINISHED}{owner.pid}-{owner.start}-{owner.namespaces}-00"
     write_segment(folder / hidden, owner)
 
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from memlane.core import SIGNAL, BudgetError, Layout, Lease, Segment, SegmentError, fresh_name
 from memlane.core.header import PAGE
 from memlane.ipc import Ring, Weights
+from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplaySampler, ReplayWriter
 from tests.support.processes import FIELDS, ask, script, write_segment
 
 DATA = {"x": np.ones(2**14, np.float32)}
@@ -99,6 +103,155 @@ def test_weights_whose_last_page_is_gone_are_not_read_as_zeros() -> None:
             return outcome(weights.read)
 
     assert "its file was truncated" in ask(read_rest)
+
+
+ROW = {"x": ("float32", 2**8), "reward": ("float32", ()), "terminated": (bool, ()), "truncated": (bool, ())}
+ROWS: dict[str, Any] = {
+    "x": np.ones((2, 2**8), np.float32),
+    "reward": np.ones(2, np.float32),
+    "terminated": np.zeros(2, bool),
+    "truncated": np.zeros(2, bool),
+}
+LAST_PAGE = -PAGE
+"""The size of a file that has lost its last page, which no call happens to need."""
+
+
+def truncate(segment: Segment, size: int) -> None:
+    assert segment.path is not None
+    os.truncate(segment.path, size if size >= 0 else segment.path.stat().st_size + size)
+
+
+class TruncatedCopy(Replay):
+    """The file that it is saved to is truncated as soon as it is open."""
+
+    size_of_copies: int | None = None
+
+    def _copy_into(self, copy: Replay) -> int:
+        if self.size_of_copies is not None:
+            truncate(copy.segment, self.size_of_copies)
+        return super()._copy_into(copy)
+
+
+def calls_of(
+    replay: Replay, writer: ReplayWriter, sampler: ReplaySampler, file: Path
+) -> dict[str, Callable[[], object]]:
+    return {
+        "add": lambda: writer.add(ROWS, timeout=1),
+        "cut": lambda: writer.cut() if replay.streams else writer.add(ROWS),
+        "sample": lambda: sampler.sample(512),
+        "start": lambda: consumed(sampler),
+        "sampler": lambda: replay.sampler(seed=0),
+        "update_priorities": lambda: replay.update_priorities(np.arange(1, 9), np.ones(8)),
+        "total_priority": replay.native.total_priority,
+        "len": lambda: len(replay),
+        "added": lambda: replay.added,
+        "counters": replay.counters,
+        "save": lambda: replay.save(file),
+    }
+
+
+def consumed(sampler: ReplaySampler) -> object:
+    with ReplayPipeline(sampler, 512) as pipeline:
+        pipeline.start()
+        return pipeline.consume(timeout=10)
+
+
+def use_replay(name: str, folder: Path, size: int, streams: int, threads: int) -> dict[str, list[str]]:
+    """What two calls of a replay do after its file was truncated, each pair with a new replay."""
+    outcomes = {}
+    labels = ["add"]
+    for label in labels:
+        with Replay(ROW, 256, streams=streams, alpha=0.6, name=f"{name}-{label}") as replay:
+            writer, sampler = replay.writer(), replay.sampler(seed=0, threads=threads)
+            for _ in range(16):
+                writer.add(ROWS)
+            calls = calls_of(replay, writer, sampler, folder / label)
+            labels += [other for other in calls if other not in labels]
+            truncate(replay.segment, size)
+            outcomes[label] = [outcome(calls[label]) for _ in range(2)]
+    return outcomes
+
+
+@pytest.mark.parametrize("size", [0, PAGE, LAST_PAGE])
+@pytest.mark.parametrize(("streams", "threads"), [(0, 1), (2, 2)])
+def test_every_call_of_a_replay_whose_file_was_truncated_is_an_error(
+    tmp_path: Path, size: int, streams: int, threads: int
+) -> None:
+    for label, found in ask(use_replay, fresh_name("replay"), tmp_path, size, streams, threads).items():
+        if (label, size) != ("cut", LAST_PAGE):  # needs only the words of its streams, which are still there
+            assert all("truncated" in text for text in found), f"{label}: {found}"
+
+
+def save_into_truncated(size: int, path: Path, again: bool) -> list[str]:
+    with TruncatedCopy(ROW, 256, streams=2, alpha=0.6) as replay:
+        writer = replay.writer()
+        writer.add(ROWS)
+        if again:
+            replay.save(path)
+        replay.size_of_copies = size
+        return [outcome(lambda: replay.save(path)), f"{len(replay)} rows"]
+
+
+@pytest.mark.parametrize("size", [0, PAGE, LAST_PAGE])
+@pytest.mark.parametrize("again", [False, True], ids=["a new file", "an earlier save"])
+def test_a_replay_is_not_saved_to_a_file_that_is_truncated_meanwhile(tmp_path: Path, size: int, again: bool) -> None:
+    found, rows = ask(save_into_truncated, size, tmp_path / "saved", again)
+    assert "saved has lost memory: its file was truncated" in found
+    assert rows == "2 rows"
+
+
+def use_waiting_pipeline(name: str, size: int) -> list[str]:
+    with (
+        Replay({"x": ("float32", 4)}, 64, limiter=Limiter(1, min_size=32), name=name) as replay,
+        ReplayPipeline(replay.sampler(seed=0), 8) as pipeline,
+    ):
+        pipeline.start()  # waits for the limiter, in its own thread
+        time.sleep(0.05)
+        truncate(replay.segment, size)
+        return [outcome(lambda: pipeline.consume(timeout=30)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("size", [0, PAGE])
+def test_a_pipeline_that_waits_for_rows_of_a_truncated_file_is_an_error(size: int) -> None:
+    for found in ask(use_waiting_pipeline, fresh_name("replay"), size):
+        assert "its file was truncated while it was mapped" in found
+
+
+def use_replay_until_truncated(name: str, folder: Path, label: str, threads: int) -> list[str]:
+    """What a call does whose file is truncated while it runs, most likely while it copies rows without the GIL."""
+    rows = {"x": np.ones((2**10, 2**8), np.float32)}
+    outcomes = []
+    for number in range(4):
+        with Replay({"x": ("float32", 2**8)}, 2**14, alpha=0.6, name=f"{name}-{number}") as replay:
+            sampler = replay.sampler(seed=0, threads=threads)
+            for _ in range(16):
+                replay.add(rows)
+            call = {
+                "add": lambda replay=replay: replay.add(rows),
+                "sample": lambda sampler=sampler: sampler.sample(2**12),
+                "start": lambda sampler=sampler: consumed(sampler),
+                "save": lambda replay=replay: save_anew(replay, folder / "saved"),
+            }[label]
+            timer = threading.Timer(0.02 + number * 0.003, truncate, (replay.segment, number % 2 * 2**23))
+            timer.start()
+            while (found := outcome(call)) == "worked":
+                pass
+            timer.join()
+            outcomes.append(found)
+    return outcomes
+
+
+def save_anew(replay: Replay, file: Path) -> None:
+    file.unlink(missing_ok=True)
+    replay.save(file)
+
+
+@pytest.mark.parametrize(("label", "threads"), [("add", 1), ("sample", 1), ("sample", 2), ("start", 2), ("save", 1)])
+def test_a_call_of_a_replay_whose_file_is_truncated_meanwhile_is_an_error(
+    tmp_path: Path, label: str, threads: int
+) -> None:
+    for found in ask(use_replay_until_truncated, fresh_name("replay"), tmp_path, label, threads):
+        assert "truncated" in found
 
 
 def use_segment(path: Path, name: str) -> str:

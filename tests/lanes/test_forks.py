@@ -19,7 +19,7 @@ UNDISTURBED = """
         other.add({"x": np.arange(1000)})
         sampler = other.sampler(seed=3)
         expected = [sampler.sample(5)["x"].tolist() for _ in range(2)]
-    print([first, it.sample(5)["x"].tolist()] == expected, list(replay.roster.peers()) == [0])
+    print([first, it.sample(5)["x"].tolist()] == expected, np.flatnonzero(replay.segment["samplers"]).tolist() == [0])
 """
 STATS = """
     from memlane.lanes import Stats

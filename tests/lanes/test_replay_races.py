@@ -9,7 +9,6 @@ although its writer lives. A writer that is killed or stopped costs its own unfi
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane.core import Peer
 from memlane.ipc import Limiter, Replay
 from tests.support import replay_lives as lives
 from tests.support.kills import PATIENCE, Kills, Template, accounted
@@ -376,7 +374,7 @@ def test_a_replay_in_a_file_that_is_saved_to_that_file_leaves_writers_their_slot
     file = tmp_path / "replay"
     with Replay(LOOSE, capacity=64, file=file) as replay:
         replay.add(loose_rows(0, 0, 32))
-        writing = Peer.of(os.getpid()).word << 2 | WRITING
+        writing = replay.segment.life.process() << 2 | WRITING
         replay.segment["rows"][40, :8] = np.array([writing]).view(np.uint8)  # a writer in the middle of a row
         replay.save(file)
         assert stored(replay)[0][40] == writing

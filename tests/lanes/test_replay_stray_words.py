@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
+import pickle
 import shutil
 import signal
 import time
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 from memlane import _native
-from memlane.core import MemlaneError, NothingToSample, Peer, SegmentError
+from memlane.core import MemlaneError, NothingToSample, SegmentError
 from memlane.core.header import Header
 from memlane.ipc import Replay
 from tests.support.processes import PATIENCE, ask, child, within
@@ -212,14 +213,28 @@ def test_stray_words_are_not_carried_into_a_file(tmp_path: Path, word: int) -> N
 
 # Regression: a writer asked for each slot whether its holder is alive: 6 s for a million slots.
 def test_a_replay_whose_slots_are_all_held_is_told_at_once() -> None:
-    with Replay(PLAIN, capacity=2_000_000) as replay, child(time.sleep, 30) as holder:
+    with Replay(PLAIN, capacity=2_000_000) as replay, pickle.loads(pickle.dumps(replay.segment)) as other:
         heads_of_plain = replay.segment["rows"][:, :8].view(np.int64)
-        heads_of_plain[:] = Peer.of(holder.pid or 0, "holder").word << 2 | 1
+        heads_of_plain[:] = other.life.process() << 2 | 1  # a mapping of its own: to the replay, another live process
         begin = time.monotonic()
         with pytest.raises(MemlaneError, match="are held by other live writers"):
             replay.add({"x": np.zeros((1, 2), np.int64)})
         assert time.monotonic() - begin < within(1.0)
-        holder.kill()
+
+
+# Regression: all slots were looked at again for each row of the batch that random draws did not find.
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_a_batch_from_the_only_row_among_a_million_slots_is_drawn_at_once(alpha: float | None) -> None:
+    capacity = 1_000_000
+    with Replay(PLAIN, capacity=capacity, alpha=alpha) as replay:
+        for _ in range(2):
+            replay.add({"x": np.arange(2 * capacity).reshape(capacity, 2)})
+        states = replay.segment["rows"][:, :8].view(np.int64)
+        states[:700_000] = states[700_001:] = 0
+        begin = time.thread_time()
+        batch = replay.sampler(seed=0).sample(4096)
+        assert time.thread_time() - begin < 1.0
+        assert set(batch["x"][:, 0].tolist()) == {2 * 699_999}
 
 
 # --------------------------------------------------------------------------------------------- settings are read once

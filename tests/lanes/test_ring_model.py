@@ -135,6 +135,8 @@ class RingMachine(RuleBasedStateMachine):
         self.model = Model(num_slots, overflow == "drop_oldest")
 
     def teardown(self) -> None:
+        for held in (*self.writing, *self.reading):
+            held.slot.release()
         for ring in self.rings:
             ring.close()
 

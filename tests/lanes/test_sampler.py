@@ -441,7 +441,7 @@ def test_only_a_batch_of_this_sampler_and_size_can_be_filled(single: Replay) -> 
 def test_a_sampler_that_cannot_be_is_refused_and_takes_no_place(single: Replay, wish: Any, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         single.sampler(**wish)
-    assert not single.roster.peers()
+    assert not single.segment["samplers"].any()
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_a_sampler_that_cannot_be_is_refused_and_takes_no_place(single: Replay, 
 def test_a_sampler_with_a_wrong_type_is_refused_and_takes_no_place(single: Replay, wish: Any, words: str) -> None:
     with pytest.raises(TypeError, match=re.escape(words)):
         single.sampler(**wish)
-    assert not single.roster.peers()
+    assert not single.segment["samplers"].any()
 
 
 @pytest.mark.parametrize("wish", [{"n_step": 2}, {"length": 2}, {"stack": {"x": 2}}, {"extras": ["horizon"]}])

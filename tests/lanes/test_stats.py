@@ -151,6 +151,18 @@ def test_when_all_places_are_taken_by_the_living_the_next_one_is_told_so() -> No
             stats.collector()
 
 
+def test_an_entry_without_a_free_buffer_does_not_ask_for_an_argument_that_there_is_not() -> None:
+    with Stats(3, places=1) as stats:
+        collector = stats.collector()
+        stats.segment["control"].view(np.int64)[8:11] = stats.segment.life.process()  # all buffers are being filled
+        with pytest.raises(
+            MemlaneError, match=r"entry 0 of the stats .*; let only the collector of this entry"
+        ) as info:
+            collector.add(np.ones(3))
+        assert "more buffers" not in str(info.value)
+        assert collector.moments.count == stats.merged().count == 0
+
+
 def test_a_place_that_is_left_goes_to_the_next_with_what_was_counted() -> None:
     with Stats(1, places=1) as stats:
         first = stats.collector()
@@ -190,6 +202,16 @@ def test_attaching_to_another_lane_is_refused() -> None:
         pytest.raises(SegmentError, match="is not a stats lane"),
     ):
         Stats.attach(weights.name or "")
+
+
+# Regression: a KeyError came from the first call that needed the field.
+@pytest.mark.parametrize("change", [(b"mean", b"meen"), (b"squares", b"squeres"), (b"<f8", b"<i8")], ids=str)
+def test_a_segment_whose_record_is_not_that_of_statistics_is_refused(change: tuple[bytes, bytes]) -> None:
+    with Stats(2, name=fresh_name("stats")) as stats:
+        description = stats.layout.to_bytes().replace(*change)
+        stats.segment["description"][:] = list(description)
+        with pytest.raises(SegmentError, match="is not a stats lane"):
+            Stats.attach(stats.name or "")
 
 
 def test_what_statistics_take_is_known_before_they_are_made() -> None:

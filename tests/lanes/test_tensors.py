@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlane.ipc import Ring, Weights
-from memlane.lanes import Replay
+from memlane.ipc import ReplayBuffer, Ring, Weights
+from memlane.lanes import Replay, Stats
 from memlane.lanes.tensors import TensorParts, layout_of
 
 LAYOUT = {"a": ("float32", 3), "b": ("int64", ())}
@@ -370,6 +371,59 @@ def test_a_tensor_without_memory_is_neither_copied_nor_written_to(torch: Any, ki
             with pytest.raises((TypeError, ValueError), match=re.escape(text)):
                 use()
         assert (weights.version, ring.unread) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+@pytest.mark.parametrize("debug", ["", "1"], ids=["", "debug mode"])
+def test_a_tensor_without_memory_is_not_stored_in_a_field_of_a_lease(
+    torch: Any, kind: str, debug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMLANE_DEBUG", debug)
+    make, text = WITHOUT_MEMORY[kind]
+    with Ring({"w": ("float32", 1000)}) as ring, ring.writer().claim() as slot:
+        slot["w"] = torch.ones(1000)
+        with pytest.raises((TypeError, ValueError), match="the value of field 'w' .*" + re.escape(text)):
+            slot["w"] = make(torch)
+        assert slot["w"].tolist() == [1] * 1000
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_collector_of_statistics_refuses_a_tensor_without_memory(torch: Any, kind: str) -> None:
+    make, text = WITHOUT_MEMORY[kind]
+    with Stats(1000) as stats:
+        collector = stats.collector()
+        collector.add(torch.ones(1000))
+        with pytest.raises((TypeError, ValueError), match="vectors .*" + re.escape(text)):
+            collector.add(make(torch))
+        assert stats.merged().count == 1
+
+
+ADDED_TO_A_BUFFER = {
+    "obs": (1000, 1),
+    "actions": (1000, 1),
+    "rewards": (1000,),
+    "next_obs": (1000, 1),
+    "dones": (1000,),
+    "truncated": (1000,),
+    "terminal_mask": (1000,),
+    "terminal_next_obs": (1000, 1),
+    "critic": (1000, 1),
+    "next_critic": (1000, 1),
+    "terminal_next_critic": (1000, 1),
+}
+
+
+@pytest.mark.parametrize("name", ADDED_TO_A_BUFFER)
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_a_replay_buffer_refuses_a_tensor_without_memory(torch: Any, kind: str, name: str) -> None:
+    make, text = WITHOUT_MEMORY[kind]
+    rows = {name: torch.ones(shape) for name, shape in ADDED_TO_A_BUFFER.items()}
+    buffer = ReplayBuffer(2000, 1, 1, "cpu", critic_dim=1)
+    with contextlib.closing(buffer):
+        buffer.add(**rows)
+        with pytest.raises((TypeError, ValueError), match=f"{name} .*" + re.escape(text)):
+            buffer.add(**{**rows, name: make(torch)})
+        assert int(buffer.size[0]) == 1000
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -52,7 +52,7 @@ LONGEST_DELAY = 0.015
 MOST_ROUNDS = 20
 """How many times its rounds a test may repeat until its kills have hit every phase that it names."""
 
-LIVES = ("tests.support.core_lives", "tests.support.lane_lives", "tests.support.replay_lives")
+LIVES = ("tests.support.core_lives", "tests.support.lane_lives", "tests.support.replay_lives", "tests.chaos.lives")
 
 Life = Callable[..., object]
 
@@ -66,16 +66,16 @@ VICTIM = 0
 """The place of the process that is killed."""
 
 
-def board_layout(**fields: Any) -> dict[str, Any]:
+def board_layout(places: int = PLACES, **fields: Any) -> dict[str, Any]:
     """The layout of a board: what every test has, and the fields of this one."""
     return {
-        "phase": ("S64", PLACES),  # what a process does just now
+        "phase": ("S64", places),  # what a process does just now
         "ready": (SIGNAL, ()),  # counts the processes that have begun
         "go": (SIGNAL, ()),  # releases those that begin together
         "end": (SIGNAL, ()),  # tells survivors to return
-        "progress": (SIGNAL, PLACES),  # counts what a survivor has done
-        "torn": (np.int64, PLACES),  # payloads that were accepted although they are incomplete or mixed
-        "slowest_ns": (np.int64, PLACES),  # the longest that one operation of a survivor took
+        "progress": (SIGNAL, places),  # counts what a survivor has done
+        "torn": (np.int64, places),  # payloads that were accepted although they are incomplete or mixed
+        "slowest_ns": (np.int64, places),  # the longest that one operation of a survivor took
         **fields,
     }
 
@@ -118,6 +118,8 @@ def _serve(line: Connection) -> None:
         "fork": partial(_fork, line),
         "reap": _reap,
         "reap_all": _reap_all,
+        "changes": _changes,
+        "send_signal": _send_signal,
         "kill_all": _kill_all,
     }
     while True:
@@ -177,6 +179,24 @@ def _reap_all(seconds: float) -> tuple[dict[int, int], int | None]:
     return exit_codes, None
 
 
+def _changes() -> list[tuple[int, int | None]]:
+    """The children that have ended since the last call, with their exit codes, and those that stopped, with None."""
+    changes: list[tuple[int, int | None]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return changes
+        if not pid:
+            return changes
+        changes.append((pid, None if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)))
+
+
+def _send_signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def _kill_all() -> None:
     """End whatever a failed test has left, so that the next test begins alone."""
     while True:
@@ -193,16 +213,20 @@ def _kill_all() -> None:
 
 
 class Template:
-    """The process that forks on request. Segments with a name are made in ``shm_dir`` there, if it is given."""
+    """The process that forks on request. Segments with a name are made in ``shm_dir`` there, if it is given.
 
-    def __init__(self, shm_dir: Path | None = None) -> None:
+    ``prefix`` is a command that starts it: ``unshare`` with arguments puts it, and what it forks, into namespaces. In a
+    pid namespace of its own, the pids are those of that namespace.
+    """
+
+    def __init__(self, shm_dir: Path | None = None, prefix: Collection[str] = ()) -> None:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # with threads it could not fork safely
         if shm_dir is not None:
             environment["MEMLANE_SHM_DIR"] = str(shm_dir)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.kills", str(theirs.fileno())],
+                [*prefix, sys.executable, "-m", "tests.support.kills", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environment,
             )
@@ -230,6 +254,15 @@ class Template:
         """The exit codes of all processes and of their orphans, and when the last had ended; None if some still run."""
         exit_codes, ended_ns = self._ask("reap_all", seconds)
         return exit_codes, ended_ns
+
+    def changes(self) -> list[tuple[int, int | None]]:
+        """Pid and exit code of each process that has ended since the last call, or None if it was stopped."""
+        changes: list[tuple[int, int | None]] = self._ask("changes")
+        return changes
+
+    def send_signal(self, pid: int, number: int) -> None:
+        """Send a signal to a process, if it has not ended. Also right if the template has its own pid namespace."""
+        self._ask("send_signal", pid, number)
 
     def kill_all(self) -> None:
         self._ask("kill_all")
@@ -260,9 +293,9 @@ class Process:
 class Processes:
     """The forked processes of one test, and the board that they share with it."""
 
-    def __init__(self, template: Template, layout: Any) -> None:
+    def __init__(self, template: Template, layout: Any, name: str | None = None) -> None:
         self.template = template
-        self.board = Segment.create(layout)
+        self.board = Segment.create(layout, name=name)
         self.unreaped: list[Process] = []
 
     def __enter__(self) -> Self:

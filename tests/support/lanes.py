@@ -54,7 +54,7 @@ def claim_and_die(ring: Ring, claims: int = 1) -> None:
 
 
 def take_and_die(ring: Ring) -> None:
-    ring.reader().take(timeout=5)
+    _slot = ring.reader().take(timeout=5)
     die()
 
 

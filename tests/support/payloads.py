@@ -123,6 +123,35 @@ def count_misplaced(batch: Any) -> int:
     return int(wrong.sum())
 
 
+def count_misstacked(batch: Any) -> int:
+    """How many rows of a batch with stacked observations (n_step=1) are torn, or have frames of other steps.
+
+    Before the start of an episode its first observation is repeated.
+    """
+    wrong = np.zeros(len(batch["obs"]), np.bool_)
+    streams, episodes, steps = (batch["obs"][:, -1, column] for column in range(3))
+    last = np.where(batch["next_obs"][:, -1, 2] > steps, batch["next_obs"][:, -1, 2], -1)
+    wrong |= last != steps + 1
+    frames = batch["obs"].shape[1]
+    for frame in range(frames):
+        back = frames - 1 - frame
+        for stacked, at in ((batch["obs"], steps), (batch["next_obs"], steps + 1)):
+            expected = _observation(streams, episodes, np.maximum(at - back, 0))
+            wrong |= (stacked[:, frame] != expected).any(axis=1)
+    return int(wrong.sum())
+
+
+def count_broken(batch: Any) -> int:
+    """How many sequences of a batch (n_step=1) are torn, not the steps of one episode, or not padded with zeros."""
+    obs, valid = batch["obs"], batch["valid"]
+    streams, episodes, steps = (obs[:, 0, column] for column in range(3))
+    wrong = ~valid[:, 0] | (valid[:, 1:] & ~valid[:, :-1]).any(axis=1)
+    for at in range(obs.shape[1]):
+        expected = np.where(valid[:, at, None], _observation(streams, episodes, steps + at), 0)
+        wrong |= (obs[:, at] != expected).any(axis=1)
+    return int(wrong.sum())
+
+
 class CheckedEnvs:
     """Environments whose every row follows from its stream, episode and step."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from memlane.core import SIGNAL, Layout, Peer, Segment, Signal, die_with
 from memlane.core.children import ensure_fork_server
-from memlane.core.header import Header, pid_namespace
+from memlane.core.header import Header
 
 METHODS = ["fork", "forkserver", "spawn"]
 PATIENCE = 60.0
@@ -141,18 +141,22 @@ def dead_peer(name: str = "process") -> Peer:
         return Peer.of(process.pid or 0, name)
 
 
+def foreign_peer(peer: Peer) -> Peer:
+    """The process with the pid and start time of ``peer`` in another pid namespace."""
+    return Peer(peer.pid, peer.start, peer.name, peer.namespaces + 1)
+
+
 # ------------------------------------------------------------------------------------------------------------- segments
 
 
 def write_segment(
     path: Path,
     owner: Peer | None = None,
-    space: int | None = None,
     layout: Layout | None = None,
 ) -> Path:
-    """Write a segment file by hand, as ``owner`` in the pid namespace ``space`` would have left it."""
+    """Write a segment file by hand, as ``owner`` would have left it."""
     layout = layout or Layout(FIELDS)
-    header = Header(layout, owner or Peer.current(), pid_namespace() if space is None else space, time.time_ns())
+    header = Header(layout, owner or Peer.current(), time.time_ns())
     fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         os.truncate(fd, header.total_bytes)

@@ -5,7 +5,10 @@ Light to import, because every collector process imports it.
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +132,26 @@ def mean_of(envs: Any, act: Any, seed: int) -> float:
         alive &= ~(terminated | truncated)
     envs.close()
     return float(returns.mean())
+
+
+def write_run(
+    run_dir: Path,
+    *,
+    returns: Sequence[float] = (10.0, 20.0),
+    stopped_by: str | None = None,
+    evaluation: float = math.nan,
+    **options: Any,
+) -> Path:
+    """Write a run directory by hand: an update of 100 steps and 0.5 s for each of ``returns``."""
+    run_dir.mkdir(parents=True)
+    given = {"env": "CartPole-v1", "algo": "appo", "seed": 0, "collectors": 1, "config": {}, **options}
+    config = {"name": given["env"], "options": given, "target": 475.0, "num_envs": 4, "max_steps": 1000}
+    (run_dir / "config.json").write_text(json.dumps(config))
+    rows = [f"{number},{100 * number},{number / 2},{value}" for number, value in enumerate(returns, 1)]
+    (run_dir / "metrics.csv").write_text("\n".join(["iteration,env_steps,seconds,mean_return", *rows, ""]))
+    if stopped_by is not None:
+        result: dict[str, Any] = {"stopped_by": stopped_by, "reason": f"because of {stopped_by}", "evaluation": {}}
+        if not math.isnan(evaluation):
+            result["evaluation"] = {"mean_return": evaluation, "std_return": 0.0, "episodes": 1}
+        (run_dir / "result.json").write_text(json.dumps(result))
+    return run_dir

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -76,7 +77,12 @@ class StepLoop {
                 return std::nullopt;
             const CommandWord::Content content = command_->wait(++last_command_);
             begun_ns_ = now_ns();
-            quorum_ = quorums_.at(static_cast<std::size_t>(content.cell));
+            if (static_cast<std::size_t>(content.cell) >= quorums_.size() || content.command > Command::close) [[unlikely]]
+                raise("SegmentError", "the command of a worker is damaged: expected a number up to " +
+                                          std::to_string(static_cast<int>(Command::close)) + " for the cell 0 or 1, found " +
+                                          std::to_string(static_cast<int>(content.command)) + " for the cell " +
+                                          std::to_string(content.cell) + "; a process has overwritten the shared memory");
+            quorum_ = quorums_[static_cast<std::size_t>(content.cell)];
             writer_->progress_words[progress::current_env].store(0, std::memory_order_relaxed);
             if (content.command == Command::close)
                 return static_cast<std::int64_t>(content.command);

@@ -1,6 +1,7 @@
 #include "lanes/batch_prefetcher.hpp"
 
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include <pthread.h>
@@ -79,6 +80,9 @@ void BatchPrefetcher::stop(Shared *shared) {
 
 void BatchPrefetcher::work(Shared &state) {
     pthread_setname_np(pthread_self(), "memlane-sampler");
+    std::optional<TruncationGuard> guard;
+    if (mapping_ != nullptr)
+        guard.emplace(*mapping_);
     std::unique_lock lock(state.mutex);
     for (;;) {
         state.changed.wait(lock, [&] { return state.stopping || state.done < state.jobs.size(); });
@@ -86,23 +90,23 @@ void BatchPrefetcher::work(Shared &state) {
             return;
         Job &job = state.jobs[state.done]; // stays valid without the lock: a deque, and only finished jobs are removed
         lock.unlock();
-        const bool admitted = wait_for_limiter(state, job.count);
+        bool admitted = false;
         BatchStatus status = BatchStatus::pending;
-        if (admitted) {
-            try {
+        try {
+            admitted = wait_for_limiter(state, job.count);
+            if (admitted)
                 status = sampler_.sample(job.count, job.out, job.beta, job.threads) ? BatchStatus::complete
                                                                                     : BatchStatus::nothing_to_sample;
-            } catch (...) { // out of memory for the sampler's scratch memory: `take` returns the exception
-                status = BatchStatus::failed;
-                job.error = std::current_exception();
-            }
-            if (status == BatchStatus::complete)
-                signal_add(replay_.control().sampled, job.count);
-            else
-                replay_.refund_samples(job.count);
+        } catch (...) { // no scratch memory for the sampler, or a wait in memory that is gone: `take` returns the exception
+            status = BatchStatus::failed;
+            job.error = std::current_exception();
         }
+        if (status == BatchStatus::complete)
+            signal_add(replay_.control().sampled, job.count);
+        else if (admitted)
+            replay_.refund_samples(job.count);
         lock.lock();
-        if (!admitted)
+        if (status == BatchStatus::pending) // `stop` was called
             return;
         job.status = status;
         ++state.done;

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lanes/sampler.hpp"
+#include "os/mapping.hpp"
 
 namespace memlane {
 
@@ -27,7 +28,9 @@ enum class BatchStatus {
 
 class BatchPrefetcher {
   public:
-    BatchPrefetcher(Replay &replay, Sampler &sampler) : replay_(replay), sampler_(sampler) {}
+    // `mapping` is the memory of the replay if its file may be truncated: `take` is followed by a look at `truncated()`.
+    BatchPrefetcher(Replay &replay, Sampler &sampler, Mapping *mapping = nullptr)
+        : replay_(replay), sampler_(sampler), mapping_(mapping) {}
     ~BatchPrefetcher() { stop(detach().get()); }
     BatchPrefetcher(const BatchPrefetcher &) = delete;
     BatchPrefetcher &operator=(const BatchPrefetcher &) = delete;
@@ -69,6 +72,7 @@ class BatchPrefetcher {
 
     Replay &replay_;
     Sampler &sampler_;
+    Mapping *mapping_;
     std::shared_ptr<Shared> shared_;
 };
 

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "os/clock.hpp"
-#include "os/process.hpp"
 #include "sync/copy.hpp"
 
 namespace memlane {
@@ -15,7 +14,7 @@ namespace memlane {
 namespace {
 
 // Raises the number to `value` unless it is at least that high. Relaxed: no other data depends on it.
-template <class T> void raise_to(std::atomic<T> &highest, T value) {
+template <class T> void raise_to(Atomic<T> &highest, T value) {
     for (T known = highest.load(std::memory_order_relaxed); known < value;)
         if (highest.compare_exchange_weak(known, value, std::memory_order_relaxed))
             return;
@@ -25,11 +24,15 @@ template <class T> void raise_to(std::atomic<T> &highest, T value) {
 // often.
 constexpr int max_overtakings = 1'000'000;
 
+// An identity that no process has (os/life.hpp: a random number stands above 22 bits of pid). A slot of a file whose saver
+// was killed is free for the next writer.
+constexpr std::int64_t no_process = 1;
+
 } // namespace
 
-Replay::Replay(std::byte *control, std::byte *stored, std::byte *rows, std::byte *tree, Shape shape)
+Replay::Replay(std::byte *control, std::byte *stored, std::byte *rows, std::byte *tree, Shape shape, Life &life)
     : control_(reinterpret_cast<ReplayControl *>(control)), stored_(reinterpret_cast<StoredWord *>(stored)), rows_(rows),
-      shape_(std::move(shape)) {
+      shape_(std::move(shape)), life_(&life) {
     if (tree != nullptr)
         tree_.emplace(tree, shape_.capacity);
 }
@@ -52,11 +55,11 @@ std::int64_t Replay::size() const {
 // The slots that one call of `add` claims, and counts of what they held before.
 struct Replay::Claims {
     Replay &replay;
-    std::int64_t process = this_process();
+    std::int64_t process = replay.life_->process();
     std::int64_t next, end; // the sequence numbers [next, end) are reserved
     std::int64_t evicted = 0, abandoned = 0, avoided = 0;
     std::int64_t not_a_sequence = 0; // what was found where a sequence number was expected
-    std::int64_t alive = 0;          // a process that was alive a moment ago: asking for a million slots takes 6 s
+    std::int64_t alive = 0;          // a process that was alive a moment ago: asking for a million slots takes 0.5 s
     std::vector<std::int64_t> changed_leaves; // of the sum tree
 
     Claims(Replay &replay, std::int64_t rows) : replay(replay), next(reserve(rows)), end(wrapping_sum(next, rows)) {}
@@ -110,7 +113,7 @@ struct Replay::Claims {
     }
 
     bool is_alive(std::int64_t other) {
-        if (other != alive && process_alive(other))
+        if (other != alive && replay.life_->alive(other))
             alive = other;
         return other == alive && other != 0;
     }
@@ -209,7 +212,7 @@ std::int64_t Replay::add(const AddRequest &request) {
             row.next.store(next, std::memory_order_relaxed);
             // The stream is cut until the row is linked: a writer that resumes it after a death in between starts an
             // episode.
-            std::atomic_ref<std::int64_t>(*newest).store(0, std::memory_order_relaxed);
+            AtomicRef<std::int64_t>(*newest).store(0, std::memory_order_relaxed);
         }
         mark_stored(slot, true);
         // PAIR publish/see, partner: Sampler. The whole row is stored before its state.
@@ -223,7 +226,7 @@ std::int64_t Replay::add(const AddRequest &request) {
             claims.make_drawable(previous);
         if (linked)
             // PAIR none: one writer at a time uses a stream. Release: a stream never names a row that is not published.
-            std::atomic_ref<std::int64_t>(*newest).store(ended ? 0 : sequence, std::memory_order_release);
+            AtomicRef<std::int64_t>(*newest).store(ended ? 0 : sequence, std::memory_order_release);
     }
     claims.finish(added);
     if (claims.not_a_sequence != 0)
@@ -336,7 +339,6 @@ double Replay::required_error_buffer(std::int64_t insert, std::int64_t sample) c
 
 std::int64_t Replay::save_rows(Replay &copy, std::int64_t begin, std::int64_t end) {
     std::int64_t changed = 0;
-    const std::int64_t process = this_process();
     const auto save_last_sequence = [&] { publish(copy.control_->reserved.last, see(control_->reserved.last)); };
     for (std::int64_t slot = begin; slot < end; ++slot) {
         RowHead &row = head(slot);
@@ -354,10 +356,10 @@ std::int64_t Replay::save_rows(Replay &copy, std::int64_t begin, std::int64_t en
             }
         } else if (see(saved.state) != word) {
             // In the order of a writer: a process killed in here leaves a file without this row, not with half of it.
-            publish(saved.state, row_word(RowState::writing, process));
+            publish(saved.state, row_word(RowState::writing, no_process));
             // PAIR none: no other process uses the copy. The fence keeps the stores of the row after `writing`, so that a
             // process that is killed in between leaves no torn row that seems complete.
-            std::atomic_thread_fence(std::memory_order_release);
+            fence(std::memory_order_release);
             copy_bytes(reinterpret_cast<std::byte *>(&saved) + sizeof(Word),
                        reinterpret_cast<std::byte *>(&row) + sizeof(Word), shape_.stride_bytes - sizeof(Word));
             if (shape_.linked)
@@ -389,8 +391,11 @@ void Replay::save_counters(Replay &copy) {
     if (copy.tree_)
         copy.tree_->refresh_all();
     const auto copy_word = [](Word &to, const Word &from) { to.store(see(from), std::memory_order_relaxed); };
+    // A file that counts more rows than it has sequence numbers would be refused. Writers reserve a number before they count
+    // its row, so `added` is loaded first; and it is stored last, because this process may be killed in between.
+    const std::int64_t added = see(control_->added.value);
     copy_word(copy.control_->reserved.last, control_->reserved.last);
-    copy_word(copy.control_->added.value, control_->added.value);
+    publish(copy.control_->added.value, added); // PAIR none: no other process uses the copy
     copy_word(copy.control_->sampled.value, control_->sampled.value);
     copy_word(copy.control_->admitted.inserts, control_->admitted.inserts);
     copy_word(copy.control_->admitted.samples, control_->admitted.samples);

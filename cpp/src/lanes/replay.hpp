@@ -2,7 +2,7 @@
 //
 // Who may call: any number of writers and samplers in any number of processes, at the same time. Every row that is
 // added gets a sequence number, 1, 2, 3, ...; row s lies in slot s % capacity, so the newest rows overwrite the oldest.
-// The `state` word of a slot alone says what it holds:
+// The `state` word of a slot alone says what it holds; a process is named by its life token (os/life.hpp):
 //
 //   empty         never used, or given back
 //   writing(p)    claimed by process p, which may store into it
@@ -44,7 +44,7 @@
 //
 // Stored: one bit per slot, 1 if the slot holds a transition. The bit is right whenever the slot is not `writing`: a
 // writer sets it before it publishes a transition, and clears it before it publishes anything else. A writer that dies
-// in between leaves one wrong bit until its slot is claimed again. `size` counts the bits.
+// in between leaves one wrong bit, or two if the row has a tail, until its slots are claimed again. `size` counts the bits.
 //
 // Row: a head, then the packed fields. In a replay without streams the head is the state word alone.
 #pragma once
@@ -58,6 +58,7 @@
 
 #include "lanes/rows.hpp"
 #include "lanes/sum_tree.hpp"
+#include "os/life.hpp"
 #include "sync/signal.hpp"
 #include "sync/words.hpp"
 
@@ -87,7 +88,7 @@ struct ReplayControl {
         Word redrawn;
     } drawn;
     struct alignas(64) {
-        std::atomic<float> highest;
+        Atomic<float> highest;
     } priority;
 };
 static_assert(sizeof(ReplayControl) == 448);
@@ -184,8 +185,9 @@ class Replay {
         Transition transition;
         Limit limit;
     };
-    // `tree` is null if rows are drawn uniformly.
-    Replay(std::byte *control, std::byte *stored, std::byte *rows, std::byte *tree, Shape shape);
+    // `tree` is null if rows are drawn uniformly. `life` shows which processes are alive; it belongs to the file of the
+    // replay and outlives this object.
+    Replay(std::byte *control, std::byte *stored, std::byte *rows, std::byte *tree, Shape shape, Life &life);
     // The bytes of `stored`.
     static std::size_t stored_bytes(std::int64_t capacity) {
         return (static_cast<std::size_t>(capacity) + 63) / 64 * sizeof(StoredWord);
@@ -212,7 +214,8 @@ class Replay {
     std::int64_t size() const;
 
     // Returns how many transitions were added: fewer than requested only if live writers hold every slot. Throws
-    // ReplayDamaged if the next sequence number is none; rows that were added before are counted.
+    // ReplayDamaged if the next sequence number is none; rows that were added before are counted. Throws std::system_error,
+    // and adds nothing, if this process has no life token and cannot take one.
     std::int64_t add(const AddRequest &request);
 
     bool prioritised() const { return tree_.has_value(); }
@@ -254,7 +257,7 @@ class Replay {
 
   private:
     struct Claims;
-    using StoredWord = std::atomic<std::uint64_t>;
+    using StoredWord = Atomic<std::uint64_t>;
     bool is_stored(std::int64_t slot) const {
         return (stored_[slot / 64].load(std::memory_order_relaxed) >> slot % 64 & 1) != 0;
     }
@@ -276,6 +279,7 @@ class Replay {
     StoredWord *stored_;
     std::byte *rows_;
     Shape shape_;
+    Life *life_;
     std::optional<SumTree> tree_;
 };
 

@@ -86,7 +86,14 @@ class Sampler {
 
     void draw_uniformly(std::size_t i, std::int64_t last);
     void draw_by_priority(std::span<const double> prefix_sums, double total, std::size_t begin);
-    bool draw_by_scan(std::size_t i, std::byte *out, Chain &chain);
+    // The rows that can be drawn, found by looking at all slots, for the rest of a batch.
+    struct Scan {
+        bool done = false;
+        std::vector<std::int64_t> slots;
+        std::vector<double> prefix_sums; // of their priorities
+    };
+    void scan_slots(std::size_t i, std::byte *out, Chain &chain, Scan &scan);
+    bool draw_by_scan(std::size_t i, std::byte *out, Chain &chain, Scan &scan);
     void write_weights(std::int64_t count, std::byte *out, double beta) const;
 
     Replay &replay_;

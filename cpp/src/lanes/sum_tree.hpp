@@ -16,7 +16,6 @@
 // with priority 0 and is repeated. No draw relies on the nodes being up to date.
 #pragma once
 
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +65,7 @@ class SumTree {
     void find(std::span<const double> prefix_sums, std::span<std::int64_t> leaves) const;
 
   private:
-    using Node = std::atomic<float>;
+    using Node = Atomic<float>;
     struct Level {
         Node *nodes;
         std::int64_t count;

@@ -3,7 +3,6 @@
 #include <array>
 #include <string>
 
-#include "os/process.hpp"
 #include "sync/copy.hpp"
 
 namespace memlane {
@@ -16,8 +15,9 @@ constexpr std::int64_t rotated_versions = 256;
 
 } // namespace
 
-Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes)
-    : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count), stride_bytes_(stride_bytes) {}
+Weights::Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes, Life &life)
+    : control_(reinterpret_cast<WeightsControl *>(control)), buffers_(buffers), count_(count), stride_bytes_(stride_bytes),
+      life_(&life) {}
 
 std::int64_t Weights::latest() const {
     // PAIR publish/see, partner: Weights::publish. The content of the buffer is loaded after `latest`.
@@ -30,11 +30,11 @@ std::int64_t Weights::latest() const {
 }
 
 bool Weights::can_be_claimed(int index, std::int64_t state) const {
-    if (state > 0 && process_alive(state))
+    if (state > 0 && life_->alive(state))
         return false;
-    // Loaded after the writer's death or mark was seen (PAIR publish/see, partner: Weights::publish): if this buffer is
-    // not the latest now, it never will be again before it is claimed. Loaded earlier, a buffer that was published in
-    // between could be claimed and overwritten while it is the latest.
+    // Loaded after `claim` has seen the writer's mark, or its death: if this buffer is not the latest now, it never will be
+    // again before it is claimed. Loaded earlier, a buffer that was published in between could be claimed and overwritten
+    // while it is the latest.
     const std::int64_t latest = see(control_->latest.value);
     return latest == 0 || buffer_of(latest) != index;
 }
@@ -47,6 +47,7 @@ int Weights::claim(std::int64_t process) {
         int chosen = -1;
         std::int64_t chosen_age = 0;
         for (int index = 0; index < count_; ++index) {
+            // PAIR publish/see, partner: Weights::publish. `latest` is loaded after the mark of its buffer.
             const std::int64_t state = states[static_cast<std::size_t>(index)] = see(control_->state[index]);
             if (!can_be_claimed(index, state))
                 continue;
@@ -91,7 +92,7 @@ std::int64_t Weights::publish(std::int64_t process, std::span<const Part> parts)
         // could load what the buffer held before.
         if (!signal_compare_and_swap(control_->latest, latest, version << 8 | index))
             continue;
-        // PAIR publish/see, partner: Weights::can_be_claimed. A process that sees the mark sees this `latest` or a
+        // PAIR publish/see, partner: Weights::claim. A process that sees the mark sees this `latest` or a
         // later one.
         memlane::publish(control_->state[index], -version);
         return version;

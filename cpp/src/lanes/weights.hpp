@@ -5,7 +5,8 @@
 //
 //   latest      version << 8 | buffer. Grows with every publication, so a reader can wait for it.
 //   state[b]    0: never used.
-//               above 0: the process that claimed buffer b; it stays until shortly after the publication.
+//               above 0: the process that claimed buffer b, by its life token (os/life.hpp); it stays until shortly after
+//               the publication.
 //               below 0: the mark; buffer b was published as version -state.
 //
 // A buffer can be claimed if it is not the latest and either bears a mark, was never used, or its writer is dead. With
@@ -34,6 +35,7 @@
 #include <cstdint>
 #include <span>
 
+#include "os/life.hpp"
 #include "sync/signal.hpp"
 #include "sync/words.hpp"
 
@@ -63,14 +65,15 @@ struct Part {
 
 class Weights {
   public:
-    Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes);
+    // `life` shows which processes are alive; it belongs to the file of the weights and outlives this object.
+    Weights(std::byte *control, std::byte *buffers, int count, std::size_t stride_bytes, Life &life);
 
     WeightsControl &control() const { return *control_; }
 
     // The word `latest`. Throws StrayWord if it is none that a writer stores.
     std::int64_t latest() const;
 
-    // Copies the parts into a buffer and makes it the latest. Returns its version, or -1 if every buffer but the latest
+    // Copies the parts into a buffer as `process`, an identity of `life`, and makes it the latest. Returns its version, or -1 if every buffer but the latest
     // is claimed by a live writer: N concurrent writers need N + 1 buffers. Throws StrayWord as `latest` does.
     std::int64_t publish(std::int64_t process, std::span<const Part> parts);
 
@@ -87,6 +90,7 @@ class Weights {
     std::byte *buffers_;
     int count_;
     std::size_t stride_bytes_;
+    Life *life_;
 };
 
 } // namespace memlane

@@ -2,11 +2,13 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <mutex>
 #include <system_error>
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "os/process.hpp"
@@ -14,6 +16,10 @@
 namespace memlane {
 
 namespace {
+
+// Two processes draw the same number once in 2^39 draws. So many in a row mean that a lock on the whole file is in the way:
+// network file systems make one of flock().
+constexpr int max_draws = 16;
 
 [[noreturn]] void fail(int error, const char *what) { throw std::system_error(error, std::generic_category(), what); }
 
@@ -26,101 +32,102 @@ struct flock byte_of(std::int64_t process) {
     return lock;
 }
 
-// A new open file description of the file of `fd`; -1 with errno set. Read-only if the file may not be written.
-int open_again(int fd) {
-    char path[32];
-    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    const int flags = fcntl(fd, F_GETFL);
-    if (flags < 0)
-        return -1;
-    return open(path, (flags & O_ACCMODE) | O_CLOEXEC | O_NONBLOCK);
-}
-
 } // namespace
 
-// All objects of this process. The mutex is held across fork(), so that the child finds the list whole.
+// The objects of this process that have opened their file. The mutex guards all changes of them, and is held across fork(),
+// so that the child finds the list whole.
 struct Lives {
     static inline std::mutex mutex;
     static inline Life *first = nullptr;
 
     static void add(Life &life) {
-        [[maybe_unused]] static const int at_fork = pthread_atfork(prepare, parent, child);
-        const std::lock_guard guard(mutex);
         life.next_ = first;
         if (first != nullptr)
             first->previous_ = &life;
         first = &life;
     }
     static void remove(Life &life) {
-        const std::lock_guard guard(mutex);
         (life.previous_ == nullptr ? first : life.previous_->next_) = life.next_;
         if (life.next_ != nullptr)
             life.next_->previous_ = life.previous_;
+        life.previous_ = life.next_ = nullptr;
     }
 
-    static void prepare() {
-        mutex.lock();
-        for (Life *life = first; life != nullptr; life = life->next_)
-            life->mutex_.lock();
-    }
-    static void parent() {
-        for (Life *life = first; life != nullptr; life = life->next_)
-            life->mutex_.unlock();
-        mutex.unlock();
-    }
+    static void prepare() { mutex.lock(); }
+    static void parent() { mutex.unlock(); }
+    // Otherwise the parent would count as alive as long as this process lives.
     static void child() {
-        for (Life *life = first; life != nullptr; life = life->next_)
-            life->reopen();
-        parent();
+        while (first != nullptr) {
+            Life &life = *first;
+            remove(life);
+            life.process_.store(0, std::memory_order_relaxed);
+            ::close(life.fd_.exchange(-1, std::memory_order_relaxed));
+        }
+        mutex.unlock();
     }
 };
 
-Life::Life(int fd) {
-    const int own = open_again(fd);
-    if (own < 0)
-        fail(errno, "cannot open the file again through /proc/self/fd");
-    fd_.store(own, std::memory_order_relaxed);
-    Lives::add(*this);
+namespace {
+
+// Before any thread can hold the mutex: a fork beside the first use of a life would leave the child's copy locked for ever.
+[[maybe_unused]] const int at_fork = pthread_atfork(Lives::prepare, Lives::parent, Lives::child);
+
+} // namespace
+
+Life::Life(int fd) : source_(fd) {
+    struct stat status{};
+    if (fstat(fd, &status) == 0) { // otherwise the first use fails
+        device_ = status.st_dev;
+        inode_ = status.st_ino;
+    }
 }
 
-Life::~Life() {
-    Lives::remove(*this);
-    close();
-}
+Life::~Life() { close(); }
 
 void Life::close() {
-    const std::lock_guard guard(mutex_);
+    const std::lock_guard guard(Lives::mutex);
+    closed_ = true;
     process_.store(0, std::memory_order_relaxed);
-    if (const int fd = fd_.exchange(-1, std::memory_order_relaxed); fd >= 0)
+    if (const int fd = fd_.exchange(-1, std::memory_order_relaxed); fd >= 0) {
+        Lives::remove(*this);
         ::close(fd);
+    }
 }
 
-// In the child of a fork: a description of its own, without a lock. The number of the descriptor stays, so that the
-// child has as many as before also if the limit is reached.
-void Life::reopen() {
-    process_.store(0, std::memory_order_relaxed);
-    const int inherited = fd_.load(std::memory_order_relaxed);
-    if (inherited < 0)
-        return;
-    const int own = open_again(inherited);
-    if (own >= 0 && dup3(own, inherited, O_CLOEXEC) == inherited) {
+bool Life::is_file_of(int fd) const {
+    struct stat status{};
+    return inode_ != 0 && fstat(fd, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+}
+
+// The caller holds the mutex.
+int Life::open() {
+    if (const int known = fd_.load(std::memory_order_relaxed); known >= 0)
+        return known;
+    char path[40];
+    // Not /proc/self, which shows no descriptors when the first thread of the process has ended.
+    std::snprintf(path, sizeof path, "/proc/thread-self/fd/%d", source_);
+    const int flags = fcntl(source_, F_GETFL);
+    // Before the file is opened: to open what another descriptor refers to may have effects.
+    if (closed_ || flags < 0 || !is_file_of(source_))
+        fail(EBADF, "the descriptor of the file was closed");
+    const int own = ::open(path, (flags & O_ACCMODE) | O_CLOEXEC | O_NONBLOCK);
+    if (own < 0)
+        fail(errno, "cannot open the file again through /proc/thread-self/fd");
+    if (!is_file_of(own)) {
         ::close(own);
-        return;
+        fail(EBADF, "the descriptor of the file was closed");
     }
-    if (own >= 0)
-        ::close(own);
-    ::close(inherited); // otherwise the parent would count as alive as long as this process lives
-    fd_.store(-1, std::memory_order_relaxed);
+    Lives::add(*this);
+    fd_.store(own, std::memory_order_relaxed);
+    return own;
 }
 
 std::int64_t Life::take() {
-    const std::lock_guard guard(mutex_);
+    const std::lock_guard guard(Lives::mutex);
     if (const std::int64_t known = process_.load(std::memory_order_relaxed))
-        return known;
-    const int fd = fd_.load(std::memory_order_relaxed);
-    if (fd < 0)
-        fail(EBADF, "this process has no descriptor of the file for its life token");
-    for (;;) {
+        return known; // another thread was faster
+    const int fd = open();
+    for (int draw = 0; draw < max_draws;) {
         std::uint64_t random = 0;
         if (getrandom(&random, sizeof random, 0) != sizeof random)
             fail(errno, "getrandom");
@@ -134,21 +141,37 @@ std::int64_t Life::take() {
             return process;
         }
         if (errno != EAGAIN && errno != EACCES && errno != EINTR) // these: another process has drawn the same number
-            fail(errno, "cannot lock a byte of the file as the life token of this process");
+            fail(errno, "cannot lock a byte of the file");
+        ++draw;
     }
+    fail(EAGAIN, "cannot lock a byte of the file, because another lock covers all of it");
 }
 
-bool Life::alive(std::int64_t process) const {
-    if (process == process_.load(std::memory_order_relaxed))
-        return process != 0;
+bool Life::alive(std::int64_t process) {
     if (process <= 0)
         return false;
-    const std::lock_guard guard(mutex_);
-    const int fd = fd_.load(std::memory_order_relaxed);
-    struct flock lock = byte_of(process);
-    if (fd < 0 || fcntl(fd, F_OFD_GETLK, &lock) != 0)
+    if (process == process_if_taken()) // a lock is no obstacle to its own holder: the kernel would not report it
         return true;
-    return lock.l_type != F_UNLCK;
+    int fd = fd_.load(std::memory_order_relaxed);
+    if (fd < 0) {
+        try {
+            const std::lock_guard guard(Lives::mutex);
+            fd = open();
+        } catch (const std::system_error &) {
+            return true;
+        }
+    }
+    struct flock lock = byte_of(process);
+    return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+void Life::check() const {
+    try {
+        Life(source_).process();
+    } catch (const std::system_error &error) {
+        if (error.code().value() != EAGAIN) // a lock is in the way now: the file has locks
+            throw;
+    }
 }
 
 } // namespace memlane

@@ -1,6 +1,7 @@
 // A life token: shows to every process that uses a file that this process is alive and uses it too.
 //
-// Who may call: any thread of any process that has the file open; the object belongs to one process.
+// Who may call: any thread. A forked child has the object too, without its token, and takes one of its own when it first
+// needs one.
 //
 // The token is an open-file-description lock on one byte of the file, far behind its end. The offset of the byte is the
 // identity of the process on this file: 39 random bits, then its pid (22 bits), which is only for people. The kernel
@@ -9,19 +10,24 @@
 // /dev/shm), where /proc shows other processes or none; and a byte that was released is never locked again.
 // Reading /proc/PID/stat instead takes 6 us, asking for the lock 0.5.
 //
-// A fork copies the descriptor, and the lock would live as long as the child. So the child opens the file anew before
-// fork() returns, gives its copy up, and takes a token of its own when it first needs one.
+// The lock is released when the last copy of its descriptor is closed, after the last thread of the process has ended: a
+// process that counts as dead stores nothing any more. fork() copies the descriptor, so the child closes its copy before
+// fork() returns. A child that is made by clone() or _Fork() alone keeps it, and with it the token of its parent.
+//
+// The file is opened, and the token taken, by the first call that needs it: a process that holds nothing has no
+// descriptor for it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
+
+#include <sys/types.h>
 
 namespace memlane {
 
 class Life {
   public:
-    // Opens the file of `fd` again. Throws std::system_error.
+    // `fd` is a descriptor of the file. The file is opened again through it: it must be open then.
     explicit Life(int fd);
     ~Life();
     Life(const Life &) = delete;
@@ -34,20 +40,31 @@ class Life {
         return known != 0 ? known : take();
     }
 
+    // The same without taking a token; 0 if this process has none.
+    std::int64_t process_if_taken() const { return process_.load(std::memory_order_relaxed); }
+
     // Whether the process with this identity is alive and uses the file. True if that cannot be found out: what a living
     // process holds must never be reclaimed.
-    bool alive(std::int64_t process) const;
+    bool alive(std::int64_t process);
 
-    // Gives the token up: from now on this process counts as dead here. Called again, it has no effect.
+    // Throws std::system_error if the file has no locks or cannot be opened. Leaves nothing open.
+    void check() const;
+
+    // Gives the token up: from now on this process counts as dead here, and process() throws. Called again, it has no effect.
+    // Not while another thread uses the object: the descriptor could be that of another file by then.
     void close();
 
   private:
-    friend struct Lives; // the objects of this process, for fork()
+    friend struct Lives; // the objects of this process that have opened their file
     std::int64_t take();
-    void reopen();
+    int open();
+    bool is_file_of(int fd) const;
 
-    mutable std::mutex mutex_; // guards everything but the fast path of process()
-    std::atomic<int> fd_{-1};
+    const int source_; // the descriptor that the file is opened through
+    dev_t device_ = 0; // with the inode: the file, in case the number of the descriptor is reused
+    ino_t inode_ = 0;
+    std::atomic<int> fd_{-1}; // set once, and reset in a forked child
+    bool closed_ = false;
     std::atomic<std::int64_t> process_{0};
     Life *previous_ = nullptr, *next_ = nullptr; // in the list of Lives
 };

@@ -17,7 +17,8 @@ namespace {
 
 } // namespace
 
-Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes, bool writeable) : bytes_(bytes), writeable_(writeable) {
+Mapping::Mapping(int fd, std::size_t offset, std::size_t bytes, bool writeable)
+    : bytes_(bytes), writeable_(writeable), life_(fd) {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t lead = offset % page;
     constexpr auto max_bytes = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max());
@@ -63,18 +64,18 @@ bool Mapping::replace_lost_pages(const void *address) {
 
 namespace {
 
-thread_local Mapping *guarded = nullptr; // of the innermost TruncationGuard of this thread
+thread_local const TruncationGuard *innermost_guard = nullptr; // of this thread
 struct sigaction handler_before;
 
 } // namespace
 
 void TruncationGuard::on_bus_error(int number, siginfo_t *info, void *context) {
     const int error = errno;
-    if (Mapping *mapping = guarded; mapping != nullptr) {
+    for (const TruncationGuard *guard = innermost_guard; guard != nullptr; guard = guard->before_) {
         // A handler that was installed later may pass the signal on with raise(). When it returns, the access is made
         // again, and faults again: then this handler is the first.
         const bool raised_here = info->si_code <= 0 && info->si_pid == getpid();
-        if (raised_here || (info->si_code > 0 && mapping->replace_lost_pages(info->si_addr))) {
+        if (raised_here || (info->si_code > 0 && guard->mapping_->replace_lost_pages(info->si_addr))) {
             errno = error;
             return;
         }
@@ -100,16 +101,30 @@ void TruncationGuard::enter(Mapping &mapping) {
         return sigaction(SIGBUS, &action, &handler_before) == 0;
     }();
     static_cast<void>(installed);
-    before_ = guarded;
-    guarded = &mapping;
-    entered_ = true;
+    before_ = innermost_guard;
+    mapping_ = &mapping;
+    innermost_guard = this;
     // The handler runs on this thread: only the compiler could move an access out of the guard.
     std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
 void TruncationGuard::leave() {
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    guarded = before_;
+    innermost_guard = before_;
+}
+
+const TruncationGuard *TruncationGuard::innermost() { return innermost_guard; }
+
+void GuardsOfCaller::enter(const TruncationGuard *innermost) {
+    before_ = innermost_guard;
+    innermost_guard = innermost;
+    entered_ = true;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+void GuardsOfCaller::leave() {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    innermost_guard = before_;
 }
 
 int fill_holes(int fd, std::size_t bytes) { return fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno; }

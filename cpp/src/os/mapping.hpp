@@ -11,8 +11,11 @@
 
 #include <atomic>
 #include <cstddef>
+#include <utility>
 
 #include <signal.h>
+
+#include "os/life.hpp"
 
 namespace memlane {
 
@@ -28,9 +31,18 @@ class Mapping {
     std::size_t bytes() const { return bytes_; }
     bool writeable() const { return writeable_; }
 
-    // A closed mapping is still mapped; handles refuse to start new operations on it.
+    // The life token of this process on the file. Each mapping of a file has its own, so closing one leaves what another
+    // holds alone.
+    Life &life() { return life_; }
+
+    // A closed mapping is still mapped; handles refuse to start new operations on it. Its life token is given up when no
+    // MappingUse is left.
     bool closed() const { return closed_.load(std::memory_order_relaxed); }
-    void close() { closed_.store(true, std::memory_order_relaxed); }
+    void close() {
+        closed_.store(true, std::memory_order_relaxed);
+        if (uses_ == 0)
+            life_.close();
+    }
 
     // Whether the file can be truncated while it is mapped.
     bool can_shrink() const { return can_shrink_; }
@@ -44,6 +56,7 @@ class Mapping {
     void retire();
 
   private:
+    friend class MappingUse;
     friend class TruncationGuard;
     bool replace_lost_pages(const void *address);
 
@@ -55,10 +68,44 @@ class Mapping {
     std::atomic<bool> closed_{false};
     bool can_shrink_ = true;
     std::atomic<bool> truncated_{false};
+    Life life_;
+    int uses_ = 0; // objects of MappingUse
+};
+
+// While one lives, the process may hold something in the memory, such as a slot that a lease shows, and keeps its life token
+// also after close(): otherwise another process would take it away. Creation, end and Mapping::close need a lock of the
+// caller: Python's GIL. So only what outlives a call, or runs without the GIL, needs one.
+class MappingUse {
+  public:
+    MappingUse() = default; // of no mapping
+    explicit MappingUse(Mapping &mapping) : mapping_(&mapping) { ++mapping_->uses_; }
+    ~MappingUse() { end(); }
+    MappingUse(MappingUse &&other) noexcept : mapping_(std::exchange(other.mapping_, nullptr)) {}
+    MappingUse &operator=(MappingUse &&other) noexcept {
+        if (this != &other) {
+            end();
+            mapping_ = std::exchange(other.mapping_, nullptr);
+        }
+        return *this;
+    }
+
+    // The mapping; null if there is none.
+    Mapping *mapping() const { return mapping_; }
+    void end() {
+        if (mapping_ == nullptr)
+            return;
+        if (--mapping_->uses_ == 0 && mapping_->closed()) [[unlikely]]
+            mapping_->life_.close();
+        mapping_ = nullptr;
+    }
+
+  private:
+    Mapping *mapping_ = nullptr;
 };
 
 // While it lives, this thread may access pages of the mapping that its file has lost. The caller asks `truncated()` after
-// its accesses and before it uses what they returned. Every other SIGBUS goes to the handler that was installed before.
+// its accesses and before it uses what they returned. Guards of several mappings may be nested. Every other SIGBUS goes to
+// the handler that was installed before.
 class TruncationGuard {
   public:
     explicit TruncationGuard(Mapping &mapping) {
@@ -66,18 +113,44 @@ class TruncationGuard {
             enter(mapping);
     }
     ~TruncationGuard() {
-        if (entered_) [[unlikely]]
+        if (mapping_ != nullptr) [[unlikely]]
             leave();
     }
     TruncationGuard(const TruncationGuard &) = delete;
     TruncationGuard &operator=(const TruncationGuard &) = delete;
+
+    // The innermost guard of this thread; null if there is none.
+    static const TruncationGuard *innermost();
 
   private:
     void enter(Mapping &mapping);
     void leave();
     static void on_bus_error(int number, siginfo_t *info, void *context);
 
-    Mapping *before_ = nullptr;
+    const TruncationGuard *before_ = nullptr;
+    Mapping *mapping_ = nullptr; // null: its file cannot be truncated
+};
+
+// While it lives, the guards of another thread, which waits for this one, are those of this thread too.
+class GuardsOfCaller {
+  public:
+    // `innermost` is TruncationGuard::innermost() of that thread.
+    explicit GuardsOfCaller(const TruncationGuard *innermost) {
+        if (innermost != nullptr) [[unlikely]]
+            enter(innermost);
+    }
+    ~GuardsOfCaller() {
+        if (entered_) [[unlikely]]
+            leave();
+    }
+    GuardsOfCaller(const GuardsOfCaller &) = delete;
+    GuardsOfCaller &operator=(const GuardsOfCaller &) = delete;
+
+  private:
+    void enter(const TruncationGuard *innermost);
+    void leave();
+
+    const TruncationGuard *before_ = nullptr;
     bool entered_ = false;
 };
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "os/clock.hpp"
+#include "os/mapping.hpp"
 #include "os/own_signals.hpp"
 #include "sync/signal.hpp"
 
@@ -31,6 +32,7 @@ struct alignas(128) Job {
     std::size_t count = 0;
     int parts = 0;
     int caller_core = -1;
+    const TruncationGuard *guards = nullptr; // of the caller
     bool quit = false;
 };
 static_assert(sizeof(Job) == 128);
@@ -89,6 +91,7 @@ class Pool {
         set(job_.count, count);
         set(job_.parts, parts);
         set(job_.caller_core, sched_getcpu());
+        set(job_.guards, TruncationGuard::innermost());
         // relaxed: no helper changes it between two loops, and PAIR publish/see ordered this load after the last change.
         std::int64_t before = done_.value.load(std::memory_order_relaxed);
         if (before > std::numeric_limits<std::int64_t>::max() / 2)
@@ -132,7 +135,10 @@ class Pool {
             if (job_.quit)
                 return;
             leave_core(job_.caller_core);
-            const std::int64_t result = index < job_.parts - 1 ? run_range(index) : 0;
+            const std::int64_t result = [&]() -> std::int64_t {
+                const GuardsOfCaller guards(job_.guards);
+                return index < job_.parts - 1 ? run_range(index) : 0;
+            }();
             signal_add(done_, arrival + result); // PAIR publish/see, partner: run. The range's stores come before it.
         }
     }

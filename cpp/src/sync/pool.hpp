@@ -1,7 +1,8 @@
 // A thread pool that splits one loop at a time into ranges.
 //
 // Who may call: any thread. One loop runs at a time; a caller that finds the pool busy runs its whole loop itself.
-// Threads do not survive fork(): the first loop of a forked child starts new ones.
+// Threads do not survive fork(): the first loop of a forked child starts new ones. The caller's TruncationGuard covers what
+// the other threads access.
 #pragma once
 
 #include <algorithm>

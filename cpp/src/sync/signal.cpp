@@ -163,7 +163,7 @@ bool signal_compare_and_swap(SignalCell &cell, std::int64_t expected, std::int64
 
 void signal_wake(SignalCell &cell) {
     // PAIR change/sleep, partner: signal_wait. The caller has changed `value`; the fence orders that before the wake-up.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    fence(std::memory_order_seq_cst);
     wake_sleepers(cell);
 }
 

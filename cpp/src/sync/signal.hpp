@@ -15,7 +15,6 @@
 // No line leaves anything locked.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <span>
 
@@ -25,7 +24,7 @@ namespace memlane {
 
 struct alignas(64) SignalCell {
     Word value;
-    std::atomic<std::uint32_t> gate;
+    Atomic<std::uint32_t> gate;
 };
 static_assert(sizeof(SignalCell) == 64 && offsetof(SignalCell, value) == 0 && offsetof(SignalCell, gate) == 8);
 

@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "os/process.hpp"
 #include "support/check.hpp"
 #include "support/processes.hpp"
 #include "support/replay_fixture.hpp"
@@ -148,7 +147,7 @@ TEST("a slot that a live writer holds is skipped, and one of a dead writer is ta
     Child dead([&] { publish(*identity, this_process()); });
     CHECK_EQ(dead.join(), 0);
     const std::int64_t other = see(*identity);
-    CHECK(!process_alive(other));
+    CHECK(!life().alive(other));
     replay.head(2).state = row_word(RowState::writing, this_process());
     for (std::int64_t number = 1; number <= 7; ++number)
         CHECK_EQ(add(replay, {make_row(0, number)}), 1);
@@ -160,6 +159,30 @@ TEST("a slot that a live writer holds is skipped, and one of a dead writer is ta
         CHECK_EQ(add(replay, {make_row(0, number)}), 1);
     CHECK_EQ(see(replay.control().lost.abandoned), 1);
     CHECK_EQ(see(replay.control().lost.avoided), 2);
+    CHECK_EQ(count_in_state(replay, RowState::complete), 4);
+    CHECK_EQ(find_fault(replay), "");
+}
+
+TEST("a slot that a process in another pid namespace holds is skipped until that process is killed") {
+    Shared<ReplayMemory> memory;
+    Replay replay = memory->unlinked(4);
+    LiveProcess writer(
+        [&] {
+            publish(replay.head(2).state, row_word(RowState::writing, this_process()));
+            return this_process();
+        },
+        CLONE_NEWPID);
+    if (writer.refused())
+        return;
+    for (std::int64_t number = 1; number <= 7; ++number)
+        CHECK_EQ(add(replay, {make_row(0, number)}), 1);
+    CHECK_EQ(see(replay.head(2).state), row_word(RowState::writing, writer.word()));
+    CHECK_EQ(see(replay.control().lost.abandoned), 0);
+    writer.child().kill(SIGKILL);
+    await([&] { return !life().alive(writer.word()); });
+    for (std::int64_t number = 8; number <= 11; ++number)
+        CHECK_EQ(add(replay, {make_row(0, number)}), 1);
+    CHECK_EQ(see(replay.control().lost.abandoned), 1);
     CHECK_EQ(count_in_state(replay, RowState::complete), 4);
     CHECK_EQ(find_fault(replay), "");
 }

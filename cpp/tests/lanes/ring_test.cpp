@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "os/clock.hpp"
-#include "os/process.hpp"
 #include "support/check.hpp"
+#include "support/life.hpp"
 #include "support/processes.hpp"
 #include "support/single_steps.hpp"
 #include "support/syscalls.hpp"
@@ -60,7 +60,8 @@ struct Memory {
                 slots,
                 sizeof(Slot),
                 unread_limit,
-                overflow};
+                overflow,
+                life()};
     }
     Ring blocking(int slots) { return ring(slots, Overflow::block, slots); }
     Ring dropping(int slots) { return ring(slots, Overflow::drop_oldest, slots - 2); } // one to write, one to read
@@ -100,10 +101,7 @@ struct Memory {
                in(SlotState::reading);
     }
     void wipe() {
-        for (Word *word : {&control.written.value, &control.freed.value, &control.sequence.last, &control.taken.read,
-                           &control.taken.waited, &control.taken.returned, &control.lost.dropped, &control.lost.blocked,
-                           &control.lost.abandoned})
-            *word = 0;
+        new (&control) RingControl{};
         for (Slot &each : slot)
             each.head.state = 0;
     }
@@ -120,13 +118,22 @@ template <class Wait> WaitResult to_the_end(Wait wait, std::int64_t deadline_ns,
     }
 }
 WaitResult claim(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... arguments) { return ring.wait_claim(arguments...); }, deadline_ns, pidfds);
+    Ring::Waiter waiter(ring, Ring::Side::writers);
+    return to_the_end([&](auto... arguments) { return ring.wait_claim(arguments..., waiter); }, deadline_ns, pidfds);
 }
 WaitResult take(Ring &ring, std::int64_t deadline_ns = forever_ns, std::span<const int> pidfds = {}) {
-    return to_the_end([&](auto... arguments) { return ring.wait_take(arguments...); }, deadline_ns, pidfds);
+    Ring::Waiter waiter(ring, Ring::Side::readers);
+    return to_the_end([&](auto... arguments) { return ring.wait_take(arguments..., waiter); }, deadline_ns, pidfds);
 }
 
 bool waiter_may_sleep(const SignalCell &cell) { return (cell.gate.load() & 1u) != 0; }
+int sleepers(const WaitQueue &queue) {
+    int count = 0;
+    for (int place = 0; place < WaitQueue::places; ++place)
+        count += waiter_may_sleep(queue.signal(place));
+    return count;
+}
+bool waiter_may_sleep(const WaitQueue &queue) { return sleepers(queue) > 0; }
 
 using Numbers = std::vector<std::int64_t>;
 
@@ -311,6 +318,21 @@ TEST("a slot that its writer abandons is free and counted, and no reader sees it
     CHECK_EQ(memory.excess(), 0);
 }
 
+TEST("a slot that its reader gives back unread is the oldest again, with its content, and counted") {
+    Memory memory{};
+    Ring ring = memory.blocking(2);
+    memory.write(ring, 1, 0, 1);
+    memory.write(ring, 1, 0, 2);
+    const std::int64_t slot = ring.try_take(1);
+    ring.give_back(slot);
+    CHECK_EQ(ring.unread(), 2);
+    CHECK_EQ(see(memory.control.taken.returned), 1);
+    CHECK_EQ(see(memory.control.taken.read), 0);
+    CHECK_EQ(ring.try_take(1), slot);
+    CHECK_EQ(memory.payload(slot).number, 1);
+    CHECK_EQ(memory.excess(), 0);
+}
+
 TEST("unread() is at most the limit when a writer died before it could drop the oldest slot") {
     Memory memory{};
     Ring ring = memory.dropping(4);
@@ -384,11 +406,49 @@ TEST("a slot returned from a dead reader is the oldest again") {
     CHECK(memory->drain(ring, this_process()) == Numbers({1, 2}));
 }
 
-TEST("slots of a process whose pid was reused are reclaimed") {
+TEST("slots of an identity that no process has are reclaimed") {
     Memory memory{};
     Ring ring = memory.blocking(1);
-    CHECK_EQ(ring.try_claim(this_process() - (std::int64_t{1} << pid_bits)), 0);
-    CHECK_EQ(ring.reap(), 1);
+    for (const std::int64_t stray :
+         {std::int64_t{0}, std::int64_t{1}, this_process() + 1, INT64_MAX >> 2, std::int64_t{-1}}) {
+        memory.slot[0].head.state = slot_word(SlotState::writing, stray);
+        CHECK_EQ(ring.reap(), 1);
+    }
+    CHECK_EQ(ring.try_claim(this_process()), 0);
+}
+
+TEST("a slot of a process in another pid namespace stays its own until that process is killed") {
+    for (const bool reads : {false, true}) {
+        Shared<Memory> memory;
+        Ring ring = memory->blocking(1);
+        if (reads)
+            memory->write(ring, this_process(), 0, 1);
+        LiveProcess holder(
+            [&] {
+                const std::int64_t me = this_process();
+                CHECK_EQ(reads ? ring.try_take(me) : ring.try_claim(me), 0);
+                return me;
+            },
+            CLONE_NEWPID);
+        if (holder.refused())
+            return;
+        CHECK_EQ(ring.reap(), 0);
+        CHECK_EQ(see(memory->slot[0].head.state), slot_word(reads ? SlotState::reading : SlotState::writing, holder.word()));
+        holder.child().kill(SIGKILL);
+        await([&] { return ring.reap() == 1; });
+        CHECK_EQ(reads ? memory->read(ring, this_process()) : ring.try_claim(this_process()), reads ? 1 : 0);
+    }
+}
+
+TEST("a slot that a process held when it called exec is reclaimed while the program runs") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    Child child([&] {
+        CHECK_EQ(ring.try_claim(this_process()), 0);
+        execl("/bin/sleep", "sleep", "100", nullptr);
+    });
+    await([&] { return ring.reap() == 1; });
+    CHECK(!child.dead());
     CHECK_EQ(ring.try_claim(this_process()), 0);
 }
 
@@ -462,8 +522,8 @@ TEST("a waiter whose slots are always taken by others pauses, and times out at i
     Ring ring = memory.blocking(1);
     Child peer([] { pause(); });
     const int pidfd = peer.pidfd();
-    // Between the waiter's attempt and its sleep a slot is committed and taken by another reader.
-    syscalls::before_poll = [&] { signal_add(memory.control.written, 1); };
+    // Between the waiter's attempt and its sleep, a slot is committed and taken by another reader.
+    syscalls::before_poll = [&] { memory.control.readers.call(1); };
     Spin spin(0);
     CHECK(ring.wait_take(this_process(), forever_ns, {&pidfd, 1}, spin).end == WaitEnd::paused);
     CHECK(ring.wait_take(this_process(), now_ns(), {&pidfd, 1}, spin).end == WaitEnd::timed_out);
@@ -494,13 +554,13 @@ TEST("a slot committed between the waiter's check of the slots and of its peers 
 
 namespace {
 
-// Lets a thread wait, calls `act` once it sleeps, and checks that `act` woke it.
-template <class Wait, class Act> void check_woken(const SignalCell &signal, Wait wait, Act act) {
+// Lets a thread wait for a signal or in a queue, calls `act` once it sleeps, and checks that `act` woke it.
+template <class Slept, class Wait, class Act> void check_woken(const Slept &slept, Wait wait, Act act) {
     std::thread waiter([&] {
         CHECK(wait().end == WaitEnd::reached);
         CHECK(syscalls::last_wait != ETIMEDOUT);
     });
-    await([&] { return waiter_may_sleep(signal); });
+    await([&] { return waiter_may_sleep(slept); });
     act();
     waiter.join();
 }
@@ -510,7 +570,7 @@ template <class Wait, class Act> void check_woken(const SignalCell &signal, Wait
 TEST("a commit wakes a reader") {
     Memory memory{};
     Ring ring = memory.blocking(2);
-    check_woken(memory.control.written, [&] { return take(ring); }, [&] { memory.write(ring, 1, 0, 1); });
+    check_woken(memory.control.readers, [&] { return take(ring); }, [&] { memory.write(ring, 1, 0, 1); });
 }
 
 TEST("a release wakes a blocked writer") {
@@ -518,14 +578,14 @@ TEST("a release wakes a blocked writer") {
     Ring ring = memory.blocking(1);
     memory.write(ring, this_process(), 0, 1);
     const std::int64_t slot = ring.try_take(this_process());
-    check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.release(slot); });
+    check_woken(memory.control.writers, [&] { return claim(ring); }, [&] { ring.release(slot); });
 }
 
 TEST("a writer that abandons its slot wakes a blocked writer") {
     Memory memory{};
     Ring ring = memory.blocking(1);
     const std::int64_t slot = ring.try_claim(this_process());
-    check_woken(memory.control.freed, [&] { return claim(ring); }, [&] { ring.abandon(slot); });
+    check_woken(memory.control.writers, [&] { return claim(ring); }, [&] { ring.abandon(slot); });
 }
 
 TEST("a commit to a dropping ring wakes a writer that found every slot held") {
@@ -639,14 +699,330 @@ TEST("a commit right before its process's death is never reported as the death")
     CHECK_EQ(forbidden, 0);
 }
 
+// ---------------------------------------------------------------------------------------------------------- fairness
+
+namespace {
+
+// A writer or reader that waits in its queue without sleeping: it looks when the test says so.
+class Looker {
+  public:
+    Looker(Ring &ring, Ring::Side side) : ring_(ring), side_(side), waiter_(ring, side) {}
+    // Looks once. Returns the slot, or -1.
+    std::int64_t look() {
+        Spin never(0);
+        return side_ == Ring::Side::writers ? ring_.wait_claim(this_process(), 0, {}, never, waiter_).value
+                                            : ring_.wait_take(this_process(), 0, {}, never, waiter_).value;
+    }
+
+  private:
+    Ring &ring_;
+    Ring::Side side_;
+    Ring::Waiter waiter_;
+};
+
+// From now on newcomers may not overtake, until a waiter is served.
+void exhaust_overtakes(WaitQueue &queue) {
+    while (queue.may_overtake())
+        queue.count_overtake();
+}
+
+// Children that wait in the queue of the writers, in the order of their numbers, from 1. Each writes one slot.
+struct WaitingWriters {
+    WaitingWriters(Memory &memory, Ring &ring, int count) {
+        for (int number = 1; number <= count; ++number) {
+            children.emplace_back([&, number] {
+                const WaitResult claimed = claim(ring);
+                memory.payload(claimed.value).fill(number, number);
+                ring.commit(claimed.value);
+            });
+            await([&] { return sleepers(memory.control.writers) == number && state_letter(children.back().pid()) == 'S'; });
+        }
+    }
+    void stop() {
+        for (Child &child : children) {
+            child.kill(SIGSTOP);
+            await([&] { return state_letter(child.pid()) == 'T'; });
+        }
+    }
+    std::list<Child> children;
+};
+
+} // namespace
+
+TEST("writers that wait get the slots that become free in the order of their arrival") {
+    // A writer that gets no core for a slice may lose its place. That shows in the number of tickets: then once more.
+    for (bool undisturbed = false; !undisturbed;) {
+        Shared<Memory> memory;
+        Ring ring = memory->blocking(2);
+        const std::int64_t me = this_process();
+        memory->write(ring, me, 0, 100);
+        memory->write(ring, me, 0, 101);
+        WaitingWriters waiting(*memory, ring, 6);
+        Numbers order;
+        for (int i = 0; i < 8; ++i) {
+            await([&] { return ring.unread() == (i < 7 ? 2 : 1); }); // the next writer has got its slot
+            order.push_back(memory->read(ring, me));
+        }
+        for (Child &child : waiting.children)
+            CHECK_EQ(child.join(), 0);
+        CHECK(memory->control.writers.empty());
+        undisturbed = memory->control.writers.last_ticket() == 6;
+        if (undisturbed)
+            CHECK(order == Numbers({100, 101, 1, 2, 3, 4, 5, 6}));
+    }
+}
+
+// Not exactly one: it may be awake, because its slice has ended.
+TEST("a slot that becomes free wakes one writer at most, however many wait") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    memory->write(ring, this_process(), 0, 100);
+    WaitingWriters waiting(*memory, ring, 5);
+    for (int i = 0; i < 5; ++i) {
+        const int wakes = syscalls::wakes;
+        memory->read(ring, this_process());
+        CHECK(syscalls::wakes - wakes <= 1);
+        await([&] { return ring.unread() == 1; });
+    }
+}
+
+TEST("a committed slot wakes one reader at most, however many wait") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(8);
+    std::list<Child> readers;
+    for (int i = 1; i <= 5; ++i) {
+        readers.emplace_back([&] { ring.release(take(ring).value); });
+        await([&] { return sleepers(memory->control.readers) == i && state_letter(readers.back().pid()) == 'S'; });
+    }
+    for (int i = 1; i <= 5; ++i) {
+        const int wakes = syscalls::wakes;
+        memory->write(ring, this_process(), 0, i);
+        CHECK(syscalls::wakes - wakes <= 1);
+        await([&] { return see(memory->control.taken.read) == i; });
+    }
+}
+
+TEST("a free slot is for the first of the writers that wait, whichever looks first") {
+    Memory memory{};
+    Ring ring = memory.blocking(3);
+    const std::int64_t me = this_process();
+    const std::array held{ring.try_claim(me), ring.try_claim(me), ring.try_claim(me)};
+    std::list<Looker> lookers;
+    for (int i = 0; i < 5; ++i)
+        CHECK_EQ(lookers.emplace_back(ring, Ring::Side::writers).look(), -1);
+    exhaust_overtakes(memory.control.writers);
+    std::array<bool, 5> served{};
+    const auto look_from_the_last = [&] {
+        std::size_t index = served.size();
+        for (auto looker = lookers.rbegin(); looker != lookers.rend(); ++looker)
+            if (!served[--index])
+                served[index] = looker->look() >= 0;
+    };
+    ring.abandon(held[0]);
+    look_from_the_last();
+    CHECK((served == std::array{true, false, false, false, false}));
+    ring.abandon(held[1]);
+    ring.abandon(held[2]);
+    look_from_the_last();
+    CHECK((served == std::array{true, true, true, false, false}));
+}
+
+TEST("an unread slot is for the reader that looks first, whoever waits: a dead one keeps no other from it") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(2);
+    Child waiting([&] { take(ring); });
+    await([&] { return sleepers(memory->control.readers) == 1 && state_letter(waiting.pid()) == 'S'; });
+    waiting.kill(SIGKILL);
+    waiting.join();
+    for (std::int64_t number = 1; number <= 100; ++number) {
+        memory->write(ring, this_process(), 0, number);
+        CHECK_EQ(memory->read(ring, this_process()), number);
+    }
+}
+
+TEST("a newcomer overtakes those who wait a few times, then not until one of them was served") {
+    Memory memory{};
+    Ring ring = memory.blocking(1);
+    const std::int64_t me = this_process();
+    memory.write(ring, me, 0, 1);
+    Looker first(ring, Ring::Side::writers), second(ring, Ring::Side::writers);
+    CHECK_EQ(first.look(), -1);
+    CHECK_EQ(second.look(), -1);
+    memory.read(ring, me);
+    for (Looker *waiting : {&first, &second}) {
+        for (std::uint64_t i = 0; i < WaitQueue::max_overtakes; ++i) {
+            memory.write(ring, me, 0, 2);
+            memory.read(ring, me);
+        }
+        CHECK_EQ(ring.try_claim(me), -1); // a slot is free, but not for this one
+        CHECK_EQ(Looker(ring, Ring::Side::writers).look(), -1);
+        const std::int64_t slot = waiting->look();
+        CHECK_EQ(slot, 0);
+        ring.abandon(slot);
+    }
+    CHECK(memory.control.writers.empty());
+    CHECK_EQ(ring.try_claim(me), 0);
+}
+
+TEST("a newcomer takes what is left if more slots are free than writers wait") {
+    Memory memory{};
+    Ring ring = memory.blocking(3);
+    const std::int64_t me = this_process();
+    const std::array held{ring.try_claim(me), ring.try_claim(me), ring.try_claim(me)};
+    Looker first(ring, Ring::Side::writers), newcomer(ring, Ring::Side::writers);
+    CHECK_EQ(first.look(), -1);
+    exhaust_overtakes(memory.control.writers);
+    ring.abandon(held[0]);
+    CHECK_EQ(newcomer.look(), -1);
+    ring.abandon(held[1]);
+    CHECK(newcomer.look() >= 0);
+    CHECK(first.look() >= 0);
+}
+
+TEST("what a writer was called for goes to the next one if it gives up") {
+    Memory memory{};
+    Ring ring = memory.blocking(1);
+    const std::int64_t slot = ring.try_claim(this_process());
+    std::optional<Looker> first(std::in_place, ring, Ring::Side::writers);
+    CHECK_EQ(first->look(), -1);
+    check_woken(
+        memory.control.writers, [&] { return claim(ring); },
+        [&] {
+            await([&] { return sleepers(memory.control.writers) == 2; }); // the first would sleep if it had time left
+            ring.abandon(slot); // calls the first, which does not look
+            first.reset();
+        });
+}
+
+TEST("a slot released between the writer's attempt and its sleep ends the wait") {
+    Memory memory{};
+    Ring ring = memory.blocking(1);
+    const std::int64_t slot = ring.try_claim(this_process());
+    syscalls::before_wait = [&] { ring.abandon(slot); };
+    CHECK(claim(ring).end == WaitEnd::reached);
+    CHECK_EQ(syscalls::last_wait, EAGAIN);
+}
+
+TEST("a stopped writer that is the first in the queue delays the others by a slice, and is served when it continues") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    const std::int64_t me = this_process(), slot = ring.try_claim(me);
+    WaitingWriters waiting(*memory, ring, 1);
+    waiting.stop();
+    exhaust_overtakes(memory->control.writers);
+    const std::int64_t begin = now_ns();
+    ring.abandon(slot);
+    const WaitResult claimed = claim(ring);
+    CHECK(claimed.end == WaitEnd::reached);
+    CHECK(now_ns() - begin < second);
+    waiting.children.front().kill(SIGCONT);
+    ring.abandon(claimed.value);
+    CHECK_EQ(waiting.children.front().join(), 0);
+    CHECK_EQ(memory->read(ring, me), 1);
+    CHECK(memory->control.writers.empty());
+}
+
+// One after the other, forty would take four seconds.
+TEST("many stopped or dead writers in the queue delay the others by two slices, not by one each") {
+    for (const int signal : {SIGSTOP, SIGKILL}) {
+        Shared<Memory> memory;
+        Ring ring = memory->blocking(1);
+        const std::int64_t slot = ring.try_claim(this_process());
+        WaitingWriters waiting(*memory, ring, 40);
+        if (signal == SIGSTOP)
+            waiting.stop();
+        else
+            waiting.children.clear(); // kills them
+        exhaust_overtakes(memory->control.writers);
+        const std::int64_t begin = now_ns();
+        ring.abandon(slot);
+        CHECK(claim(ring).end == WaitEnd::reached);
+        CHECK(now_ns() - begin < 2 * second);
+        CHECK(memory->control.writers.empty());
+    }
+}
+
+TEST("a writer that only tries is not kept out for ever by dead or stopped writers in the queue") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    const std::int64_t slot = ring.try_claim(this_process());
+    WaitingWriters waiting(*memory, ring, 2);
+    waiting.stop();
+    exhaust_overtakes(memory->control.writers);
+    ring.abandon(slot);
+    const std::int64_t begin = now_ns();
+    await([&] { return Looker(ring, Ring::Side::writers).look() >= 0; });
+    CHECK(now_ns() - begin < 2 * second);
+}
+
+TEST("more writers than the queue has places wait too, and each gets a slot") {
+    constexpr int count = WaitQueue::places + 3;
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    const std::int64_t slot = ring.try_claim(this_process());
+    std::list<Child> writers;
+    for (int i = 0; i < count; ++i)
+        writers.emplace_back([&] {
+            const WaitResult claimed = claim(ring);
+            memory->payload(claimed.value).fill(1, 1);
+            ring.commit(claimed.value);
+        });
+    await([&] { return sleepers(memory->control.writers) == WaitQueue::places && waiter_may_sleep(memory->control.freed); });
+    ring.abandon(slot);
+    for (int i = 0; i < count; ++i)
+        ring.release(take(ring).value);
+    for (Child &child : writers)
+        CHECK_EQ(child.join(), 0);
+    CHECK(memory->control.writers.empty());
+}
+
+TEST("whatever the words of the queues say, calls end and return a slot of the ring or none") {
+    for (const std::int64_t stray : {std::int64_t{0}, std::int64_t{1}, std::int64_t{-1}, INT64_MAX, INT64_MIN, now_ns()}) {
+        const std::size_t words_of_a_queue = sizeof(WaitQueue) / sizeof(Word);
+        for (std::size_t index = 0; index < words_of_a_queue; index += index < 300 ? 1 : 64) {
+            Memory memory{};
+            Ring ring = memory.blocking(2);
+            for (std::int64_t number = 1; number <= 2; ++number)
+                memory.write(ring, this_process(), 0, number);
+            Looker waiting(ring, Ring::Side::writers);
+            CHECK_EQ(waiting.look(), -1);
+            reinterpret_cast<Word *>(&memory.control.writers)[index] = stray;
+            reinterpret_cast<Word *>(&memory.control.readers)[index] = stray;
+            const std::int64_t taken = ring.try_take(this_process());
+            CHECK(taken >= -1 && taken < 2);
+            if (taken >= 0)
+                ring.release(taken);
+            const std::int64_t claimed = waiting.look();
+            CHECK(claimed >= -1 && claimed < 2);
+            if (claimed >= 0)
+                ring.commit(claimed);
+        }
+    }
+}
+
+TEST("a stray word in a queue delays writers and readers by two slices at most") {
+    for (const std::int64_t stray : {std::int64_t{-1}, std::int64_t{1}, INT64_MIN}) {
+        Memory memory{};
+        Ring ring = memory.blocking(1);
+        for (WaitQueue *queue : {&memory.control.writers, &memory.control.readers})
+            for (const std::size_t index : {0, 1, 2, 3, 8, 9}) // waiting, called, last, overtaken
+                reinterpret_cast<Word *>(queue)[index] = stray;
+        const std::int64_t begin = now_ns();
+        const WaitResult claimed = claim(ring);
+        CHECK(claimed.end == WaitEnd::reached);
+        ring.commit(claimed.value);
+        CHECK(take(ring).end == WaitEnd::reached);
+        CHECK(now_ns() - begin < 4 * second);
+    }
+}
+
 // ------------------------------------------------------------------------------------------- at every instruction
 
 #if defined(MEMLANE_STEPPED)
 
 namespace {
 
-// The identity of a dead process. No process has its pid, so process_alive takes few instructions.
-constexpr std::int64_t no_process = std::int64_t{1} << pid_bits;
+constexpr std::int64_t no_process = 1; // an identity that no process has
 
 // The invariants after a process was killed: after one reap every slot is free or unread, the unread ones are untorn,
 // in order and unique, and each of `before` is present or its loss is counted.
@@ -877,6 +1253,88 @@ TEST("a process stopped at any instruction of reap does not reclaim again what a
         });
 }
 
+namespace {
+
+// Waits until no place of the queue is taken, as a writer that looks again and again. Returns whether that took less than
+// two seconds.
+bool queue_empties(Memory &memory, Ring &ring) {
+    for (const std::int64_t begin = now_ns(); now_ns() - begin < 2 * second; usleep(1000)) {
+        exhaust_overtakes(memory.control.writers);
+        Looker looker(ring, Ring::Side::writers);
+        if (const std::int64_t slot = looker.look(); slot >= 0)
+            ring.abandon(slot);
+        if (memory.control.writers.empty())
+            return true;
+    }
+    return false;
+}
+
+} // namespace
+
+// The child waits in the queue before this process does, and dies.
+TEST("a writer killed at any instruction of a wait delays the next one by a slice, and costs no slot and no place") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    const std::int64_t me = this_process();
+    after_every_change(
+        *memory,
+        [&] {
+            memory->wipe();
+            memory->write(ring, me, 0, 1);
+        },
+        [&](std::int64_t process) {
+            Spin never(0);
+            ring.wait_claim(process, 0, {}, never);
+        },
+        [&](SteppedChild &waiting, int) {
+            waiting.kill();
+            exhaust_overtakes(memory->control.writers);
+            const std::int64_t begin = now_ns();
+            CHECK_EQ(memory->read(ring, me), 1);
+            const WaitResult claimed = claim(ring);
+            CHECK(claimed.end == WaitEnd::reached);
+            CHECK(now_ns() - begin < second);
+            CHECK_EQ(claimed.value, 0);
+            ring.abandon(claimed.value);
+            CHECK(queue_empties(*memory, ring));
+            CHECK_EQ(ring.try_claim(me), 0);
+        });
+}
+
+// The child waits in the queue, is called and gets the slot, and dies at any line of that.
+TEST("a writer killed at any instruction after it was called costs no slot and no place") {
+    Shared<Memory> memory;
+    Ring ring = memory->blocking(1);
+    int claimed_before_its_death = 0;
+    after_every_change(
+        *memory,
+        [&] {
+            memory->wipe();
+            memory->control.lost.next_reap_ns = now_ns() + slice_ns; // reading /proc takes thousands of instructions
+        },
+        [&](std::int64_t process) {
+            WaitQueue &queue = memory->control.writers;
+            WaitPlace place;
+            queue.join(place); // as if it had waited
+            queue.call(1);
+            queue.look(place, memory->control.freed);
+            if (queue.rank(place) == 0 && ring.try_claim(process) >= 0)
+                queue.leave_served(place, memory->control.freed);
+        },
+        [&](SteppedChild &waiting, int) {
+            waiting.kill();
+            claimed_before_its_death += memory->in(SlotState::writing);
+            exhaust_overtakes(memory->control.writers);
+            const std::int64_t begin = now_ns();
+            const WaitResult claimed = claim(ring);
+            CHECK(claimed.end == WaitEnd::reached);
+            CHECK(now_ns() - begin < second);
+            ring.abandon(claimed.value);
+            CHECK(queue_empties(*memory, ring));
+        });
+    CHECK(claimed_before_its_death > 0);
+}
+
 #endif
 
 // ------------------------------------------------------------------------------------------------------------ races
@@ -899,9 +1357,10 @@ template <int writers> struct Race {
         const std::int64_t me = this_process();
         Spin spin(default_spin_limit_ns());
         for (std::int64_t number = 1; number <= each; ++number) {
+            Ring::Waiter waiter(ring, Ring::Side::writers);
             WaitResult claimed{WaitEnd::paused, -1};
             while (claimed.end == WaitEnd::paused)
-                claimed = ring.wait_claim(me, forever_ns, {}, spin);
+                claimed = ring.wait_claim(me, forever_ns, {}, spin, waiter);
             memory.payload(claimed.value).fill(writer, number);
             if (rng.between(0, 99) == 0) {
                 ring.abandon(claimed.value);
@@ -1066,9 +1525,10 @@ struct RandomKills {
         const std::int64_t me = this_process();
         Spin spin(0);
         for (std::int64_t number = 1; number <= each; ++number) {
+            Ring::Waiter waiter(ring, Ring::Side::writers);
             WaitResult claimed{WaitEnd::paused, -1};
             while (claimed.end == WaitEnd::paused)
-                claimed = ring.wait_claim(me, forever_ns, {}, spin);
+                claimed = ring.wait_claim(me, forever_ns, {}, spin, waiter);
             memory.payload(claimed.value).fill(incarnation, number);
             ring.commit(claimed.value);
             committed[static_cast<std::size_t>(incarnation)] = number;
@@ -1086,9 +1546,10 @@ struct RandomKills {
     void read(Ring ring) {
         const std::int64_t me = this_process();
         for (Spin spin(0);;) {
-            const WaitResult taken = ring.wait_take(me, forever_ns, {}, spin);
-            if (taken.end != WaitEnd::reached)
-                continue;
+            Ring::Waiter waiter(ring, Ring::Side::readers);
+            WaitResult taken{WaitEnd::paused, -1};
+            while (taken.end == WaitEnd::paused)
+                taken = ring.wait_take(me, forever_ns, {}, spin, waiter);
             check(taken.value);
             ring.release(taken.value);
         }
@@ -1142,7 +1603,7 @@ struct RandomKills {
         if (see(memory.control.lost.dropped) == 0)
             CHECK_EQ(lost, 0);
         std::int64_t slots = 0;
-        while (ring.try_claim(me) >= 0)
+        while (claim(ring, now_ns() + 4 * slice_ns).end == WaitEnd::reached) // dead writers are in the queue
             ++slots;
         CHECK_EQ(slots, 6);
     }

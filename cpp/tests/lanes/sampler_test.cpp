@@ -9,37 +9,12 @@
 #include <vector>
 
 #include "lanes/replay.hpp"
-#include "os/process.hpp"
 #include "support/check.hpp"
 #include "support/processes.hpp"
 #include "support/replay_fixture.hpp"
 #include "support/single_steps.hpp"
 
 using namespace memlane;
-
-namespace {
-
-template <int frames> void expect_right(Replay &replay, int steps, int length, int batch) {
-    memlane::Rng rng = seeded_rng(static_cast<std::uint64_t>(frames * 100 + steps * 10 + length));
-    Sampler sampler(replay, LinkedSample<frames>::spec(steps, length), rng);
-    std::vector<LinkedSample<frames>> drawn(static_cast<std::size_t>(batch * length));
-    CHECK(sampler.sample(batch, bytes_of(drawn), 1, 1));
-    for (std::size_t begin = 0; begin < drawn.size(); begin += static_cast<std::size_t>(length)) {
-        const LinkedSample<frames> *run = &drawn[begin];
-        for (int i = 0; i < length; ++i) {
-            if (run[i].valid) {
-                CHECK_EQ(run[i].fault(steps), "");
-                CHECK(i == 0 || (run[i - 1].valid && run[i].observation.back().is(run[0].observation.back(),
-                                                                                  run[0].observation.back().step + i)));
-            } else {
-                CHECK(i > 0);
-                CHECK(run[i].observation.back().rest[0] == 0 && run[i].key == 0);
-            }
-        }
-    }
-}
-
-} // namespace
 
 // ------------------------------------------------------------------------------------------------------ one process
 
@@ -483,6 +458,37 @@ TEST("rows are drawn by priority at the first attempt after 2^32 rounds through 
         CHECK_EQ(replay.set_priorities(std::array{drawn[0].key}, std::array{2.0F}), 1);
         CHECK_EQ(replay.tree().total(), capacity + 1.0);
     }
+}
+
+TEST("rows that random draws cannot find are drawn in proportion to their priorities") {
+    constexpr std::int64_t capacity = 128, first = 3, second = 77;
+    const auto memory = std::make_unique<ReplayMemory>();
+    Replay replay = memory->unlinked(capacity, true);
+    for (std::int64_t number = 1; number < capacity; ++number)
+        add(replay, {make_row(0, number)});
+    // Stray words: all other rows are gone, and their priorities are so high that every draw ends at one of them.
+    for (std::int64_t slot = 1; slot < capacity; ++slot) {
+        const bool kept = slot == first || slot == second;
+        replay.tree().replace(slot, 0, slot == second ? 3.0F : kept ? 1.0F : 1e30F);
+        if (!kept)
+            replay.head(slot).state = row_word(RowState::empty);
+    }
+    replay.tree().refresh_all();
+    memlane::Rng rng = seeded_rng(1);
+    Sampler sampler(replay, UnlinkedSample::spec(true), rng);
+    constexpr std::int64_t rows = 4000;
+    std::vector<UnlinkedSample> drawn(rows);
+    CHECK(sampler.sample(rows, bytes_of(drawn), 1, 1));
+    std::int64_t of_second = 0;
+    for (const UnlinkedSample &row : drawn) {
+        CHECK(row.observation.intact() && (row.key == first || row.key == second));
+        CHECK(row.weight == (row.key == first ? 1.0F : 1.0F / 3));
+        of_second += row.key == second;
+    }
+    CHECK(of_second > rows * 0.72 && of_second < rows * 0.78); // 0.75, and four standard deviations
+    for (std::int64_t slot : {first, second})
+        replay.head(slot).state = row_word(RowState::empty);
+    CHECK(!sampler.sample(1, bytes_of(drawn), 1, 1));
 }
 
 #if defined(MEMLANE_STEPPED)

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "os/clock.hpp"
-#include "os/process.hpp"
 #include "support/check.hpp"
+#include "support/life.hpp"
 #include "support/processes.hpp"
 #include "support/single_steps.hpp"
 #include "support/syscalls.hpp"
@@ -59,7 +59,8 @@ template <int buffers> struct Memory {
     alignas(64) Block buffer[buffers];
 
     Weights weights() {
-        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(&buffer), buffers, sizeof(Block)};
+        return {reinterpret_cast<std::byte *>(&control), reinterpret_cast<std::byte *>(&buffer), buffers, sizeof(Block),
+                life()};
     }
     std::int64_t publish(std::int64_t stamp, std::int64_t process) {
         Block block = stamped(stamp);
@@ -237,6 +238,24 @@ TEST("buffers that dead writers were filling are used again") {
     CHECK_EQ(memory.publish(6), 2);
     CHECK_EQ(memory.publish(7), 3);
     CHECK_EQ(memory.read().stamp, 7);
+}
+
+TEST("a buffer that a process in another pid namespace fills is used again only after that process was killed") {
+    Shared<Memory<2>> memory;
+    memory->publish(5);
+    const int other = 1 - memory->latest_buffer();
+    LiveProcess writer(
+        [&] {
+            publish(memory->control.state[other], this_process());
+            return this_process();
+        },
+        CLONE_NEWPID);
+    if (writer.refused())
+        return;
+    CHECK_EQ(memory->publish(6), -1);
+    writer.child().kill(SIGKILL);
+    await([&] { return memory->publish(6) == 2; });
+    CHECK_EQ(memory->read().stamp, 6);
 }
 
 TEST("a version whose writer died before the mark is read, and not overwritten while it is the latest") {

@@ -79,6 +79,25 @@ int death_by_writing(std::byte *address) {
 
 } // namespace
 
+TEST("a closed mapping keeps its life token until its last use has ended") {
+    File file(page);
+    Mapping mapping(file.fd, 0, page, true), other(file.fd, 0, page, true);
+    const std::int64_t me = mapping.life().process();
+    {
+        const MappingUse first(mapping);
+        {
+            const MappingUse second(mapping);
+            mapping.close();
+        }
+        CHECK(other.life().alive(me));
+    }
+    CHECK(!other.life().alive(me));
+    CHECK_THROWS(std::system_error, mapping.life().process());
+    other.life().process();
+    other.close();
+    CHECK_EQ(other.life().process_if_taken(), 0);
+}
+
 TEST("a mapping at any offset shows exactly its bytes of the file") {
     const File file(5 * page);
     Rng rng(3);
@@ -295,6 +314,23 @@ TEST("the last byte of a mapping tells whether its file was truncated") {
     CHECK_EQ(ftruncate(file.fd, static_cast<off_t>(3 * page)), 0);
     mapping.touch_end();
     CHECK(mapping.truncated());
+}
+
+TEST("an inner guard of another mapping leaves the outer one in force") {
+    File file(2 * page), another(2 * page);
+    Mapping outer(file.fd, 0, 2 * page, true), inner(another.fd, 0, 2 * page, true);
+    CHECK_EQ(ftruncate(file.fd, 0), 0);
+    CHECK_EQ(ftruncate(another.fd, 0), 0);
+    const TruncationGuard guard(outer);
+    {
+        const TruncationGuard nested(inner);
+        outer.touch_end();
+        CHECK(outer.truncated());
+        CHECK(!inner.truncated());
+        inner.touch_end();
+        CHECK(inner.truncated());
+    }
+    CHECK(TruncationGuard::innermost() == &guard);
 }
 
 TEST("a sealed memfd cannot shrink") {

@@ -14,29 +14,6 @@
 
 using namespace memlane;
 
-namespace {
-
-// A child that lives until it is killed, and its identity as it sees it itself.
-class LiveProcess {
-  public:
-    LiveProcess()
-        : child_([this] {
-              publish(*word_, this_process());
-              for (;;)
-                  pause();
-          }) {
-        await([&] { return see(*word_) != 0; });
-    }
-    std::int64_t word() const { return see(*word_); }
-    Child &child() { return child_; }
-
-  private:
-    Shared<Word> word_;
-    Child child_;
-};
-
-} // namespace
-
 TEST("a process identity is its pid and its start time in one number above zero") {
     const std::int64_t word = this_process();
     CHECK(word > 0);
@@ -74,14 +51,14 @@ TEST("the identity of a process is right when its name looks like a line of /pro
 }
 
 TEST("a stopped process is alive") {
-    LiveProcess live;
+    LiveProcess live(this_process);
     live.child().kill(SIGSTOP);
     await([&] { return state_letter(live.child().pid()) == 'T'; });
     CHECK(process_alive(live.word()));
 }
 
 TEST("a zombie is dead") {
-    LiveProcess live;
+    LiveProcess live(this_process);
     live.child().kill(SIGKILL);
     CHECK(live.child().dies_within(30 * second));
     CHECK(state_letter(live.child().pid()) == 'Z');
@@ -89,14 +66,14 @@ TEST("a zombie is dead") {
 }
 
 TEST("a process that was waited for is dead") {
-    LiveProcess live;
+    LiveProcess live(this_process);
     live.child().kill(SIGKILL);
     live.child().join();
     CHECK(!process_alive(live.word()));
 }
 
 TEST("a process whose pid was reused is dead") {
-    LiveProcess live;
+    LiveProcess live(this_process);
     const std::int64_t tick = std::int64_t{1} << pid_bits;
     CHECK(process_alive(live.word()));
     CHECK(!process_alive(live.word() - tick));
@@ -124,8 +101,8 @@ TEST("identities that no process can have are dead") {
 }
 
 TEST("a process without a free file descriptor considers no live process dead") {
-    LiveProcess live;
-    LiveProcess killed;
+    LiveProcess live(this_process);
+    LiveProcess killed(this_process);
     killed.child().kill(SIGKILL);
     killed.child().join();
     const std::int64_t me = this_process();

@@ -28,6 +28,7 @@
 
 #include "os/clock.hpp"
 #include "support/check.hpp"
+#include "sync/words.hpp"
 
 inline constexpr std::int64_t ms = 1'000'000;
 inline constexpr std::int64_t second = 1'000'000'000;
@@ -109,6 +110,46 @@ class Child {
     bool joined_ = false;
 };
 
+// Polls until `condition` holds. The harness ends a test whose condition never holds.
+template <class Condition> void await(Condition condition) {
+    while (!condition())
+        usleep(100);
+}
+
+// A child that lives until it is killed, and its identity as it sees it itself. With `namespaces` (CLONE_NEWPID, ...), its
+// only child in new namespaces, which dies with it; `refused` if the kernel does not permit that.
+class LiveProcess {
+  public:
+    static constexpr int no_permission = 77;
+
+    template <class Identity>
+    explicit LiveProcess(Identity identity, int namespaces = 0)
+        : child_([this, &identity, namespaces] {
+              if (namespaces != 0 && unshare(namespaces) != 0)
+                  _exit(no_permission);
+              // A new pid namespace begins with the next child. Not a Child, which asks for the pid of its parent: that has
+              // none there.
+              if (const pid_t inside = namespaces != 0 ? fork() : 0; inside != 0) {
+                  waitpid(inside, nullptr, 0);
+                  return;
+              }
+              if (namespaces != 0)
+                  prctl(PR_SET_PDEATHSIG, SIGKILL);
+              memlane::publish(*word_, identity());
+              for (;;)
+                  pause();
+          }) {
+        await([&] { return word() != 0 || child_.dead(); });
+    }
+    std::int64_t word() const { return memlane::see(*word_); }
+    bool refused() { return word() == 0 && child_.join() == no_permission; }
+    Child &child() { return child_; }
+
+  private:
+    Shared<memlane::Word> word_;
+    Child child_;
+};
+
 // The kernel's letter for a process: R runs, S sleeps, T is stopped, Z has ended and is not reaped.
 inline char state_letter(pid_t pid) {
     char path[32], line[512] = {};
@@ -124,12 +165,6 @@ inline char state_letter(pid_t pid) {
 inline void busy_wait(std::int64_t nanoseconds) {
     for (const std::int64_t end = memlane::now_ns() + nanoseconds; memlane::now_ns() < end;) {
     }
-}
-
-// Polls until `condition` holds. The harness ends a test whose condition never holds.
-template <class Condition> void await(Condition condition) {
-    while (!condition())
-        usleep(100);
 }
 
 // A barrier for `parties` threads or processes that spin, so that they continue at the same time.

@@ -8,8 +8,8 @@
 
 #include "lanes/replay.hpp"
 #include "lanes/sampler.hpp"
-#include "os/process.hpp"
 #include "support/check.hpp"
+#include "support/life.hpp"
 #include "support/processes.hpp"
 
 // The observation at a step of an episode of a stream. The words of `rest` are a function of these three and their
@@ -108,7 +108,8 @@ template <std::int64_t max_capacity> struct ReplayMemoryFor {
                  .linked = linked,
                  .fields = {{0, 64}, {64, 4}, {68, 1}, {69, 1}},
                  .transition = {1, 2, 3, false},
-                 .limit = limit}};
+                 .limit = limit},
+                life()};
     }
     memlane::Replay unlinked(std::int64_t capacity, bool prioritised = false, memlane::Limit limit = {}) {
         return replay(capacity, prioritised, limit, false);
@@ -322,3 +323,24 @@ template <int frames> struct LinkedSample {
         return stacked(next_observation, of, no_final ? to - 1 : to) ? "" : "wrong next observation";
     }
 };
+
+// Draws `batch` rows, or sequences of `length` rows, of a replay with streams and checks each of them.
+template <int frames> void expect_right(memlane::Replay &replay, int steps, int length, int batch) {
+    memlane::Rng rng = seeded_rng(static_cast<std::uint64_t>(frames * 100 + steps * 10 + length));
+    memlane::Sampler sampler(replay, LinkedSample<frames>::spec(steps, length), rng);
+    std::vector<LinkedSample<frames>> drawn(static_cast<std::size_t>(batch * length));
+    CHECK(sampler.sample(batch, bytes_of(drawn), 1, 1));
+    for (std::size_t begin = 0; begin < drawn.size(); begin += static_cast<std::size_t>(length)) {
+        const LinkedSample<frames> *run = &drawn[begin];
+        for (int i = 0; i < length; ++i) {
+            if (run[i].valid) {
+                CHECK_EQ(run[i].fault(steps), "");
+                CHECK(i == 0 || (run[i - 1].valid && run[i].observation.back().is(run[0].observation.back(),
+                                                                                  run[0].observation.back().step + i)));
+            } else {
+                CHECK(i > 0);
+                CHECK(run[i].observation.back().rest[0] == 0 && run[i].key == 0);
+            }
+        }
+    }
+}

@@ -14,8 +14,8 @@
 
 #include <sys/ptrace.h>
 
-#include "os/process.hpp"
 #include "support/check.hpp"
+#include "support/life.hpp"
 #include "support/processes.hpp"
 #include "sync/words.hpp"
 
@@ -26,7 +26,7 @@ class SteppedChild {
     template <class Body>
     explicit SteppedChild(Body body, int at = 0)
         : child_([this, &body] {
-              const std::int64_t me = memlane::this_process();
+              const std::int64_t me = this_process();
               CHECK_EQ(ptrace(PTRACE_TRACEME, 0, nullptr, nullptr), 0);
               raise(SIGSTOP); // from here on the parent single-steps this process
               body(me);
@@ -70,8 +70,7 @@ class SteppedChild {
 // `act(child)`.
 template <class Prepare, class Body, class Act> void at_every_instruction(Prepare prepare, Body body, Act act) {
     prepare();
-    body(memlane::
-             this_process()); // once here: the first call of a function resolves its symbol, in thousands of instructions
+    body(this_process()); // once here: the first call of a function resolves its symbol, in thousands of instructions
     prepare();
     int length = 0;
     for (SteppedChild child(body); child.step();)
@@ -89,7 +88,7 @@ template <class Prepare, class Body, class Act> void at_every_instruction(Prepar
 template <class Memory, class Prepare, class Body, class Act>
 void after_every_change(const Memory &shared, Prepare prepare, Body body, Act act) {
     prepare();
-    body(memlane::this_process());
+    body(this_process());
     prepare();
     std::vector<int> changes{0};
     std::vector<std::byte> before(sizeof(Memory));

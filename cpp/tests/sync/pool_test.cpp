@@ -8,9 +8,13 @@
 #include <thread>
 #include <vector>
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include "os/mapping.hpp"
 #include "support/check.hpp"
 #include "support/processes.hpp"
 
@@ -46,6 +50,28 @@ TEST("every index is covered exactly once for any count and number of threads") 
     Rng rng(21);
     for (int i = 0; i < check::times(3'000); ++i)
         cover(static_cast<std::size_t>(rng.between(0, 500)), static_cast<int>(rng.between(-2, 7)));
+}
+
+TEST("the guard of the caller covers what the other threads access, for as long as it lives") {
+    constexpr std::size_t page = 4096, pages = 64;
+    const int fd = memfd_create("native-test", MFD_CLOEXEC);
+    CHECK_EQ(ftruncate(fd, static_cast<off_t>(pages * page)), 0);
+    Mapping mapping(fd, 0, pages * page, true);
+    CHECK_EQ(ftruncate(fd, 0), 0);
+    {
+        const TruncationGuard guard(mapping);
+        const std::uint32_t read = run_in_parts(pages, 2, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end; ++i)
+                mapping.data()[i * page] = std::byte{1};
+            return static_cast<std::uint32_t>(end - begin);
+        });
+        CHECK_EQ(read, static_cast<std::uint32_t>(pages));
+        CHECK(mapping.truncated());
+    }
+    std::atomic<int> guarded = 0;
+    run_in_parts(2, 2, [&](std::size_t, std::size_t) { guarded += TruncationGuard::innermost() != nullptr; });
+    CHECK_EQ(guarded.load(), 0);
+    close(fd);
 }
 
 TEST("a loop returns the sum of what its ranges return") {

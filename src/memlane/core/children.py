@@ -69,6 +69,10 @@ def ensure_fork_server(preload: Sequence[str], *, quiet: bool = False) -> None:
     ``set_forkserver_preload``, that list is used instead. It exits when this process dies, and then continues children
     that are stopped. A server that was started without this function does so only if nothing is stopped.
 
+    The server ignores SIGTERM and SIGHUP, which ``timeout`` and batch systems send to all processes of a program: its
+    children are the business of this process, which may need them to end in order. The children themselves start with
+    the default action; see ``liveness.leave_signals_to``.
+
     With ``quiet``, the server and its children ignore Ctrl-C from their first instruction on, and this process waits
     for the server's end when it exits.
     """
@@ -82,17 +86,32 @@ def ensure_fork_server(preload: Sequence[str], *, quiet: bool = False) -> None:
             # its stack 800 times during the same imports, which took 12 ms.
             modules = _preloaded = ["memlane._gc_pause", *preload, "memlane._gc_resume"]
         forkserver.set_forkserver_preload([_LIFELINE, *modules])
-    ignore = quiet and threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if ignore else None
-    try:
-        with without_main_module():
-            forkserver.ensure_running()
-    finally:
-        if ignore:
-            signal.signal(signal.SIGINT, before)
+        ignored = [signal.SIGTERM, signal.SIGINT] if quiet else [signal.SIGTERM]
+    else:
+        ignored = []  # it is running: no signal to this process should be lost here
+    with _ignored(*ignored), without_main_module():
+        forkserver.ensure_running()
     if quiet:
         atexit.unregister(_stop_fork_server)
         atexit.register(_stop_fork_server, os.getpid())
+
+
+@contextlib.contextmanager
+def _ignored(*numbers: int) -> Iterator[None]:
+    """Ignore signals: a program that is started in this context ignores them from its first instruction on. Signals
+    belong to the main thread; in another one this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # getsignal() is None for a handler that was not installed from Python and could not be restored.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) is not None}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _forget_server_of_parent(server: Any) -> None:

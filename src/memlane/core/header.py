@@ -10,8 +10,10 @@
     40      8     layout_bytes  creator; the length of the layout's description, which begins at byte 128
     48      8     owner_pid     creator
     56      8     owner_start   creator; clock ticks since boot
-    64      8     owner_pid_ns  creator; the pid namespace to which owner_pid belongs
+    64      8     owner_ns      creator; the pid and time namespaces in which owner_pid and owner_start have a meaning
     72      8     created_ns    creator; wall clock
+    80      8     owner_life    creator of a named segment, right after it can be found; its identity in
+                                ``Segment.life``, 0 if it has none
 
 ``Segment.attach`` reads the header from the file, checks its numbers against each other and against the file's size,
 and only then maps the memory. The header has no field offsets: they follow from the layout.
@@ -23,13 +25,13 @@ import os
 import stat
 import time
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
 from memlane.core.errors import LayoutError, SegmentError
 from memlane.core.layout import MAX_DESCRIPTION_BYTES, Layout
-from memlane.core.liveness import PID_BITS, Peer, PeerState
+from memlane.core.liveness import PID_BITS, Peer
 
 MAGIC = b"MEMLANE"
 VERSION = 1
@@ -41,10 +43,10 @@ DTYPE = np.dtype(
     {
         "names": [
             "magic", "version", "state", "header_bytes", "total_bytes", "layout_hash", "layout_bytes",
-            "owner_pid", "owner_start", "owner_pid_ns", "created_ns",
+            "owner_pid", "owner_start", "owner_ns", "created_ns", "owner_life",
         ],
-        "formats": ["S8", "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8"],
-        "offsets": [0, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72],
+        "formats": ["S8", "<u4", "<u4", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8", "<u8"],
+        "offsets": [0, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80],
         "itemsize": LAYOUT_OFFSET,
     }
 )  # fmt: skip
@@ -57,8 +59,6 @@ class Header:
     layout: Layout
     owner: Peer
     """The process that created the segment."""
-    owner_pid_ns: int
-    """The pid namespace of the owner, as an inode number."""
     created_ns: int
     """Wall-clock time of creation in nanoseconds."""
     state: int = READY
@@ -66,7 +66,7 @@ class Header:
     @classmethod
     def new(cls, layout: Layout) -> Header:
         """The header of a segment that this process creates now."""
-        return cls(layout, Peer.current("owner"), pid_namespace(), time.time_ns())
+        return cls(layout, Peer.current("owner"), time.time_ns())
 
     @property
     def header_bytes(self) -> int:
@@ -78,10 +78,6 @@ class Header:
         """Size of header and fields."""
         return self.header_bytes + self.layout.nbytes
 
-    def owner_state(self) -> PeerState | None:
-        """The state of the owner; None if it is in another pid namespace, where its pid names another process."""
-        return _state_of(self.owner, self.owner_pid_ns)
-
     def write(self, fd: int) -> None:
         """Write the header to the start of a file."""
         description = self.layout.to_bytes()
@@ -90,7 +86,7 @@ class Header:
         record["header_bytes"], record["total_bytes"] = self.header_bytes, self.total_bytes
         record["layout_hash"], record["layout_bytes"] = self.layout.hash, len(description)
         record["owner_pid"], record["owner_start"] = self.owner.pid, self.owner.start
-        record["owner_pid_ns"], record["created_ns"] = self.owner_pid_ns, self.created_ns
+        record["owner_ns"], record["created_ns"] = self.owner.namespaces, self.created_ns
         _write_all(fd, record.tobytes() + description)
 
     @classmethod
@@ -104,8 +100,7 @@ class Header:
         _expect(
             where, layout.hash == number["layout_hash"], f"layout hash {layout.hash:#x}", hex(number["layout_hash"])
         )
-        owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
-        header = cls(layout, owner, number["owner_pid_ns"], number["created_ns"], number["state"])
+        header = cls(layout, _owner(number, where), number["created_ns"], number["state"])
         _expect(
             where,
             (header.header_bytes, header.total_bytes) == (number["header_bytes"], number["total_bytes"]),
@@ -115,12 +110,16 @@ class Header:
         return header
 
 
-def read_owner(fd: int, where: str) -> tuple[Peer, PeerState | None]:
-    """The owner in the header of a file, and its state as ``Header.owner_state`` has it. Reads 128 bytes and not the
+def read_owner(fd: int, where: str) -> tuple[Peer, int]:
+    """The owner in the header of a file, and its identity in the life of the segment. Reads 128 bytes and not the
     layout, which can describe half a million fields. Raises ``SegmentError`` as ``Header.read`` does."""
     number = _read_numbers(fd, where)
-    owner = Peer(number["owner_pid"], number["owner_start"], f"owner of {where}")
-    return owner, _state_of(owner, number["owner_pid_ns"])
+    return _owner(number, where), min(number["owner_life"], 2**63 - 1)
+
+
+def write_owner_life(fd: int, process: int) -> None:
+    """Record the identity of the owner in the life of its segment."""
+    os.pwrite(fd, process.to_bytes(8, "little"), DTYPE.fields["owner_life"][1])  # type: ignore[index]
 
 
 def mark_closed(fd: int) -> None:
@@ -133,17 +132,8 @@ def is_closed(fd: int, where: str) -> bool:
     return _read_numbers(fd, where)["state"] == CLOSED
 
 
-@cache
-def pid_namespace() -> int:
-    """The pid namespace of this process, as an inode number. Containers may share /dev/shm but not pids."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _state_of(owner: Peer, owner_pid_ns: int) -> PeerState | None:
-    return owner.state if owner_pid_ns == pid_namespace() else None
+def _owner(number: dict[str, int], where: str) -> Peer:
+    return Peer(number["owner_pid"], number["owner_start"], f"owner of {where}", number["owner_ns"])
 
 
 def _expect(where: str, condition: bool, expected: object, found: object) -> None:

@@ -3,26 +3,53 @@
 A process is identified by its pid *and* its start time, because the kernel reuses pids. ``kill(pid, 0)`` does not
 detect death: it succeeds for a zombie. A pidfd does: it becomes readable when exactly the process that it was opened
 for dies. Waits such as ``Signal.wait`` poll pidfds.
+
+Pids and start times have a meaning only in the pid and time namespaces in which they were read: in another container
+the same pid is another process. What processes hold in shared memory is therefore marked with their life tokens
+(``Segment.life``), which are right across namespaces, and not with their pids.
 """
 
 from __future__ import annotations
 
 import enum
+import errno
 import math
 import os
 import select
+import signal
 from functools import cache
+from typing import TYPE_CHECKING
 
 from memlane import _native
 from memlane.core.arguments import check_timeout, is_finite_number
 from memlane.core.children import describe_exit
-from memlane.core.errors import PeerDied, SegmentError
+from memlane.core.errors import MemlaneError, PeerDied, SegmentError
+
+if TYPE_CHECKING:
+    from memlane.core.segment import Segment
 
 PID_BITS = _native.PID_BITS
 """Linux pids are below 2**22, so a pid and a start time fit into one 64-bit word."""
 
 _MAX_POLL_SECONDS = 2_000_000
 """``poll`` counts milliseconds in 32 bits. A longer wait has no limit."""
+
+
+@cache
+def own_namespaces() -> int:
+    """The pid namespace of this process and, 32 bits above it, its time namespace, as inode numbers; 0 for one that the
+    kernel does not show. Containers may share /dev/shm but not pids."""
+
+    def inode(name: str) -> int:
+        try:
+            return os.stat(f"/proc/self/ns/{name}").st_ino
+        except OSError:
+            return 0
+
+    return inode("time") << 32 | inode("pid")
+
+
+os.register_at_fork(after_in_child=own_namespaces.cache_clear)  # a child can be the first process of a new namespace
 
 
 class PeerState(enum.Enum):
@@ -36,6 +63,8 @@ class PeerState(enum.Enum):
     """No process has this pid."""
     RECYCLED = "recycled"
     """Dead, and another process has its pid now."""
+    UNKNOWN = "unknown"
+    """In another pid or time namespace, such as another container: this process cannot see it."""
 
 
 class Peer:
@@ -51,7 +80,9 @@ class Peer:
         >>> Peer.from_word(me.word) == me
         True
 
-    A dead peer stays dead: if the kernel gives its pid to another process, ``state`` is ``RECYCLED``.
+    A dead peer stays dead: if the kernel gives its pid to another process, ``state`` is ``RECYCLED``. A peer of another
+    pid namespace never counts as dead, because its pid names another process here; a wait that shall watch it raises
+    ``MemlaneError`` at once.
     """
 
     pid: int
@@ -59,13 +90,16 @@ class Peer:
     """Start time in clock ticks since boot."""
     name: str
     """The name of the process in error messages."""
+    namespaces: int
+    """The pid and time namespaces in which pid and start time were read; by default those of this process."""
 
-    __slots__ = ("_pidfd", "name", "pid", "start")
+    __slots__ = ("_pidfd", "name", "namespaces", "pid", "start")
 
-    def __init__(self, pid: int, start: int, name: str = "process") -> None:
+    def __init__(self, pid: int, start: int, name: str = "process", namespaces: int | None = None) -> None:
         self.pid = pid
         self.start = start
         self.name = name
+        self.namespaces = own_namespaces() if namespaces is None else namespaces
         self._pidfd: int | None = None
 
     @classmethod
@@ -88,12 +122,14 @@ class Peer:
 
     @classmethod
     def from_word(cls, word: int, name: str = "process") -> Peer:
-        """The peer whose ``word`` this is."""
+        """The peer whose ``word`` this is, in the namespaces of this process."""
         return cls(word & (1 << PID_BITS) - 1, word >> PID_BITS, name)
 
     @property
     def state(self) -> PeerState:
         """The state of the process now."""
+        if self.namespaces != own_namespaces():
+            return PeerState.UNKNOWN
         if not _is_pid(self.pid):
             return PeerState.DEAD
         return PeerState(_native.process_state(self.pid, min(self.start, 2**63 - 1)))
@@ -101,17 +137,27 @@ class Peer:
     @property
     def alive(self) -> bool:
         """Whether the process can still run. A stopped process can; a zombie cannot, unless only its first thread has
-        ended."""
-        return self.state is PeerState.ALIVE
+        ended. True if that is unknown."""
+        return self.state in (PeerState.ALIVE, PeerState.UNKNOWN)
 
     def fileno(self) -> int:
-        """A file descriptor that becomes readable when the process dies."""
+        """A file descriptor that becomes readable when the process dies. Raises ``MemlaneError`` if this process cannot
+        see it."""
         if self._pidfd is None:
+            if self.namespaces != own_namespaces():
+                raise MemlaneError(
+                    f"cannot watch {self.name} (pid {self.pid}): expected a process of this pid and time namespace, "
+                    "found one of another, such as another container; run both in one pid namespace (docker run "
+                    "--pid), or wait with a timeout and without it in peers"
+                )
             if not _is_pid(self.pid):
                 return _dead_fd()  # not a valid pid: the word or the header that it came from is corrupt
             try:
                 pidfd = os.pidfd_open(self.pid)
-            except ProcessLookupError:
+            except OSError as error:
+                # ENOENT and EINVAL: the number is that of a thread, which a corrupt word or header can name.
+                if error.errno not in (errno.ESRCH, errno.ENOENT, errno.EINVAL):
+                    raise
                 return _dead_fd()
             if self.state in (PeerState.RECYCLED, PeerState.DEAD):
                 os.close(pidfd)
@@ -135,6 +181,8 @@ class Peer:
         return PeerDied(f"{self.describe_death()} while this process {waiting}", peer=self)
 
     def _cause(self) -> str:
+        if self.state is PeerState.UNKNOWN:
+            return "is in another pid or time namespace"
         try:
             # WNOWAIT leaves the exit status to the code that collects the child.
             result = os.waitid(os.P_PIDFD, self.fileno(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -154,54 +202,54 @@ class Peer:
         self.close()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Peer) and (self.pid, self.start) == (other.pid, other.start)
+        return isinstance(other, Peer) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.pid, self.start))
+        return hash(self._key())
+
+    def _key(self) -> tuple[int, int, int]:
+        return self.pid, self.start, self.namespaces
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Peer, (self.pid, self.start, self.name))
+        return (Peer, (self.pid, self.start, self.name, self.namespaces))
 
     def __repr__(self) -> str:
         return f"Peer({self.name}, pid {self.pid}, {self.state.value})"
 
 
 class Roster:
-    """A table of processes in shared memory: each process adds itself, so that others can watch it.
+    """A table in a segment in which each process that shares a structure has an entry of its own.
 
-    Any process that maps the table may call any method. The entry of a dead process stays listed until another process
-    takes it. ``label`` is the name of the table in the error message of a full one, ``remedy`` its end.
+    ``field`` is the field of the table: int64, one word per entry. Any process that maps the segment may call any
+    method. The entry of a dead process stays taken until another process takes it. ``label`` is the name of the table
+    in the error message of a full one, ``remedy`` its end.
     """
 
-    __slots__ = ("_label", "_remedy", "_words")
+    __slots__ = ("_label", "_life", "_remedy", "_words")
 
-    def __init__(self, words: _native.Words, remedy: str = "create a larger table", label: str | None = None) -> None:
-        self._words = words
+    def __init__(
+        self, segment: Segment, field: str, remedy: str = "create a larger table", label: str | None = None
+    ) -> None:
+        self._words = segment.words(field)
+        self._life = segment.life
         self._remedy = remedy
-        self._label = label or words.label
+        self._label = label or self._words.label
 
-    def join(self, peer: Peer | None = None) -> int:
-        """Add ``peer`` (default: this process) and return the index of its entry."""
-        word = (peer or Peer.current()).word
+    def join(self) -> int:
+        """Take an entry for this process and return its index. A process may have several."""
+        me = self._life.process()
         for index in range(len(self._words)):
             holder = self._words.load(index)
-            free = holder == 0 or not Peer.from_word(holder).alive
-            if free and self._words.compare_and_swap(index, holder, word):
+            if not self._life.alive(holder) and self._words.compare_and_swap(index, holder, me):
                 return index
         raise SegmentError(
             f"all {len(self._words)} entries of {self._label} belong to running processes; {self._remedy}"
         )
 
-    def leave(self, index: int, peer: Peer | None = None) -> None:
-        """Clear entry ``index``, if it still belongs to ``peer`` (default: this process)."""
-        self._words.compare_and_swap(index, (peer or Peer.current()).word, 0)
-
-    def peers(self) -> dict[int, Peer]:
-        """The processes in the table by entry, dead ones included."""
-        words = {index: self._words.load(index) for index in range(len(self._words))}
-        return {
-            index: Peer.from_word(word, f"{self._words.label}, entry {index}") for index, word in words.items() if word
-        }
+    def leave(self, index: int) -> None:
+        """Clear entry ``index``, if it still belongs to this process."""
+        if me := self._life.process_if_taken():
+            self._words.compare_and_swap(index, me, 0)
 
 
 def die_with(peer: Peer, grace: float = 0.5) -> None:
@@ -217,6 +265,24 @@ def die_with(peer: Peer, grace: float = 0.5) -> None:
     if not (is_finite_number(grace) and grace >= 0):
         raise ValueError(f"grace must be a finite number of seconds, 0 or more, found {grace!r}")
     _native.tie_lifeline(peer.fileno(), round(grace * 1e9))
+
+
+def leave_signals_to(peer: Peer) -> None:
+    """Do nothing on Ctrl-C, SIGTERM and SIGHUP as long as ``peer`` lives: terminals, ``timeout`` and batch systems send
+    them to all processes of a program, and ``peer`` decides what they mean for this one.
+
+    Once ``peer`` is dead, SIGTERM and SIGHUP end this process: ``die_with`` sends SIGTERM. For the main thread. A
+    program that this process starts has the default actions, except for Ctrl-C, which it ignores.
+    """
+
+    def on_signal(number: int, _: object) -> None:
+        if not peer.alive:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, on_signal)  # not SIG_IGN, which a program that is started from here would inherit
 
 
 def _is_pid(number: int) -> bool:

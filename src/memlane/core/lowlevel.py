@@ -1,6 +1,6 @@
 """Building blocks of lanes, for code that extends memlane. Most programs do not need them."""
 
-from memlane._native import Words
+from memlane._native import Life, Words
 from memlane.core.header import Header
 from memlane.core.lease import debug_mode
 from memlane.core.liveness import PeerState, Roster
@@ -9,6 +9,7 @@ from memlane.core.memory import FreeMemory, cgroup_memory, directory_space, mach
 __all__ = [
     "FreeMemory",
     "Header",
+    "Life",
     "PeerState",
     "Roster",
     "Words",

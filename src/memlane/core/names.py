@@ -2,7 +2,8 @@
 
 A named segment is a file ``memlane-NAME`` in /dev/shm (or in ``MEMLANE_SHM_DIR``). The file is created without a name
 and linked to its name as the last step, complete with its header: a kill at any instant leaves no incomplete segment
-behind. The header names the owner. ``reclaim`` removes segments whose owner is dead. It runs when a process creates its
+behind. The header names the owner, for processes of its pid namespace by its pid, and for others by its life token
+(``Segment.life``). ``reclaim`` removes segments whose owner is dead. It runs when a process creates its
 first segment and whenever a named one is created. Python's resource tracker is not used: when a process that attached
 to a segment exits, the tracker would remove the segment although its owner still uses it.
 """
@@ -21,8 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from memlane import _native
 from memlane.core.errors import MemlaneError, SegmentError, SegmentExists, SegmentMissing
-from memlane.core.header import pid_namespace, read_owner
+from memlane.core.header import read_owner
 from memlane.core.liveness import Peer, PeerState
 
 PREFIX = "memlane-"
@@ -68,7 +70,7 @@ def open_unnamed(folder: Path) -> tuple[int, Path | None]:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise SegmentError(f"cannot create a file in {folder}: {error.strerror}") from error
     me = Peer.current()
-    hidden = folder / f"{_UNFINISHED}{me.pid}-{me.start}-{pid_namespace()}-{secrets.token_hex(8)}"
+    hidden = folder / f"{_UNFINISHED}{me.pid}-{me.start}-{me.namespaces}-{secrets.token_hex(8)}"
     return os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, _MODE), hidden
 
 
@@ -112,7 +114,7 @@ class Leftover:
 
 def leftovers(folder: Path | None = None) -> Iterator[Leftover]:
     """The named segments of dead owners in ``folder``, by default where ``Segment.create`` puts them. Segments of other
-    users and of other pid namespaces are skipped: whether their owners are alive cannot be known here."""
+    users are skipped, and those of other pid or time namespaces whose owner has no life token."""
     try:
         entries = list(os.scandir(folder or directory()))
     except OSError:
@@ -189,18 +191,22 @@ def _dead_owner_of_segment(path: Path) -> Peer | None:
     except OSError:
         return None
     try:
-        owner, state = read_owner(fd, str(path))
+        owner, life = read_owner(fd, str(path))
+        if owner.state is PeerState.UNKNOWN:
+            # Its pid means nothing here, but its life token does. Without one, it may be alive.
+            return owner if life and not _native.uses_file(fd, life) else None
+        return None if owner.alive else owner
     except (MemlaneError, OSError):
         return None  # not a segment, or one of another format version
     finally:
         os.close(fd)
-    return owner if state in (PeerState.DEAD, PeerState.ZOMBIE, PeerState.RECYCLED) else None
 
 
 def _dead_owner_of_unfinished(name: str) -> Peer | None:
     match name.removeprefix(_UNFINISHED).split("-"):
-        case [pid, start, space, _] if pid.isdecimal() and start.isdecimal() and space == str(pid_namespace()):
-            owner = Peer(int(pid), int(start))
+        case [*numbers, _] if len(numbers) == 3 and all(number.isdecimal() for number in numbers):
+            pid, start, namespaces = map(int, numbers)
+            owner = Peer(pid, start, namespaces=namespaces)
             return None if owner.alive else owner
         case _:
             return None
@@ -217,9 +223,11 @@ def _describe_existing(path: Path) -> str:
         uid = os.fstat(fd).st_uid
         if uid not in (os.geteuid(), 0):
             return f" and belongs to another user, uid {uid}; choose another name"
-        owner, state = read_owner(fd, str(path))
-        where = f", which is {state.value}" if state else " of another pid namespace"
-        return f" and belongs to pid {owner.pid}{where}{remedy}"
+        owner, life = read_owner(fd, str(path))
+        if owner.state is not PeerState.UNKNOWN:
+            return f" and belongs to pid {owner.pid}, which is {owner.state.value}{remedy}"
+        unsure = "" if life else f"; if that container is gone, remove {path}"
+        return f" and belongs to pid {owner.pid} of another pid or time namespace{remedy}{unsure}"
     except (MemlaneError, OSError):
         return " and is not a segment; choose another name"
     finally:

@@ -32,18 +32,18 @@ from numpy.typing import NDArray
 from memlane import _native
 from memlane.core import memory, names
 from memlane.core.errors import BudgetError, SegmentClosed, SegmentError, SegmentMissing
-from memlane.core.header import Header, is_closed, mark_closed
+from memlane.core.header import Header, is_closed, mark_closed, write_owner_life
 from memlane.core.layout import SIGNAL, Field, FieldSpec, Layout
-from memlane.core.liveness import Peer
+from memlane.core.liveness import Peer, PeerState
 from memlane.core.suggestions import did_you_mean
 
 Window = tuple[_native.Mapping, int]
 """A mapping and an offset into it in bytes."""
 
 Kind = Literal["anonymous", "named", "file"]
-# How a pickled segment carries its descriptor: as one that a child inherits, or as the sender's pid, start time and
-# descriptor, with the device and inode of the file.
-PickledFd = Any | tuple[int, int, int, int, int]
+# How a pickled segment carries its descriptor: as one that a child inherits, or as the sender and its descriptor, with
+# the device and inode of the file.
+PickledFd = Any | tuple[Peer, int, int, int]
 
 # No process can truncate the memory under a reader, or remove this seal.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -120,7 +120,14 @@ class Segment:
             names.reclaim(path.parent)
             names.reclaim_name(path)
             limits = [memory.directory_space(path.parent), *memory.memory_limits()]
-            return cls(_create_file(header, path, limits, contents), header, "named", path, writeable=True, owned=True)
+            segment = cls(
+                _create_file(header, path, limits, contents), header, "named", path, writeable=True, owned=True
+            )
+            # For processes of other namespaces, which cannot see this one. On a file system without locks they have to
+            # take it for alive.
+            with contextlib.suppress(SegmentError):
+                write_owner_life(segment._fd, segment.life.process())
+            return segment
         if file is not None:
             path = Path(file).absolute()
             limits = [memory.directory_space(path.parent)]
@@ -215,6 +222,13 @@ class Segment:
         field = self._field_of(name, np.dtype(np.int64), "int64")
         offset = self._header.header_bytes + field.offset
         return _native.Words(self._open_mapping(), offset, field.nbytes // 8, f"words {name!r} of {self.label}")
+
+    @property
+    def life(self) -> _native.Life:
+        """A handle that tells which of the processes that hold something in this segment are alive: ``process()`` is
+        this process, ``alive(process)`` asks. It is right for processes of other containers too. A process that holds
+        nothing costs nothing; ``process()`` opens a descriptor, which ``close`` closes."""
+        return _native.Life(self._open_mapping(), self.label)
 
     def window(self, offset: int, nbytes: int, *, writeable: bool) -> Window:
         """The mapping, and the offset in it of byte ``offset`` of the fields. Checks that ``nbytes`` follow it."""
@@ -319,8 +333,7 @@ class Segment:
             # The child inherits the descriptor: it has the memory even if this process closes it right after start().
             pickled_fd = reduction.DupFd(self._fd)
         else:
-            me = Peer.current("sender")
-            pickled_fd = (me.pid, me.start, self._fd, *self._identity)
+            pickled_fd = (Peer.current("sender"), self._fd, *self._identity)
         return (_unpickle, (pickled_fd, self.kind, self.path, self.writeable))
 
 
@@ -333,14 +346,18 @@ def _unpickle(pickled_fd: PickledFd, kind: Kind, path: Path | None, writeable: b
     return Segment._from_fd(fd, kind, path, writeable)
 
 
-def _open_from_sender(pickled_fd: tuple[int, int, int, int, int], writeable: bool) -> int:
+def _open_from_sender(pickled_fd: tuple[Peer, int, int, int], writeable: bool) -> int:
     """Open the sender's descriptor through /proc. This needs no thread and no socket in either process, and several
     processes can unpickle the same bytes; the sender must be running and have the segment open."""
-    pid, start, sender_fd, device, inode = pickled_fd
-    sender = Peer(pid, start, "sender")
-    failure = f"cannot open the segment that pid {pid} sent: "
+    sender, sender_fd, device, inode = pickled_fd
+    failure = f"cannot open the segment that pid {sender.pid} sent: "
+    if sender.state is PeerState.UNKNOWN:
+        raise SegmentError(
+            f"{failure}expected a sender of this pid and time namespace, found one of another, such as another "
+            "container; create the segment with a name, and attach to it here"
+        )
     try:
-        fd = os.open(f"/proc/{pid}/fd/{sender_fd}", (os.O_RDWR if writeable else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = os.open(f"/proc/{sender.pid}/fd/{sender_fd}", (os.O_RDWR if writeable else os.O_RDONLY) | os.O_CLOEXEC)
     except FileNotFoundError:
         cause = "the sender has closed it" if sender.alive else sender.describe_death()
         raise SegmentMissing(f"{failure}{cause}; keep it open in the sender until it was unpickled") from None
@@ -373,7 +390,12 @@ def _require_trusted(fd: int, path: Path) -> None:
 
 def _create_anonymous(header: Header, contents: Mapping[str, bytes] | None) -> int:
     memory.require(header.total_bytes, "an anonymous segment", memory.memory_limits())
-    fd = os.memfd_create("memlane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        fd = os.memfd_create("memlane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise SegmentError(
+            f"cannot create an anonymous segment: memfd_create: {error.strerror}; {_remedy(error.errno)}"
+        ) from error
     try:
         os.fchmod(fd, 0o600)
         _reserve(fd, header, "an anonymous segment", memory.machine_memory)
@@ -418,6 +440,13 @@ def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.Fr
     try:
         os.posix_fallocate(fd, 0, header.total_bytes)
     except OSError as error:
+        if error.errno in _LIMITS:
+            raise BudgetError(f"{what} needs {header.total_bytes} bytes, but {_LIMITS[error.errno]}") from error
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise SegmentError(
+                f"cannot reserve the {header.total_bytes} bytes of {what}: fallocate: {error.strerror}; "
+                f"{_remedy(error.errno)}"
+            ) from error
         # memory.require found enough; another process has taken it since.
         left = measure()
         raise BudgetError(
@@ -425,6 +454,25 @@ def _reserve(fd: int, header: Header, what: str, measure: Callable[[], memory.Fr
             "make it smaller, or free some space first"
         ) from error
     header.write(fd)
+
+
+# What else than free memory or space limits the size of a file.
+_LIMITS = {
+    errno.EDQUOT: "the disk quota of its user is used up; make it smaller, or remove files of that user",
+    errno.EFBIG: "a file may not be that large here; make it smaller, raise the limit (ulimit -f), or use another file "
+    "system",
+}
+
+
+def _remedy(number: int | None) -> str:
+    if number in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+        return (
+            "memlane needs Linux 5.4 or newer, and a sandbox that allows memfd_create and fallocate: run "
+            "`memlane doctor`, which says what is missing"
+        )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "close files, or raise the limit of descriptors (ulimit -n)"
+    return "run `memlane doctor`, which says what is missing"
 
 
 def _fill_holes(fd: int, header: Header, path: Path) -> None:

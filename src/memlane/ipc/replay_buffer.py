@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from memlane.core import Layout
 from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
+from memlane.core.tensor_memory import require_memory
 from memlane.ipc.shared_buffer import SharedBufferBase
 from memlane.lanes.replay import Replay
 from memlane.lanes.sampler import ReplaySampler
@@ -100,22 +101,22 @@ class ReplayBuffer(SharedBufferBase):
         transition or only for those in the mask. Of more transitions than the capacity, the newest stay. Everything is
         checked before anything is written.
         """
-        rows: dict[str, ArrayLike] = {
-            "obs": _as_array(obs),
-            "actions": _as_array(actions),
+        rows: dict[str, NDArray[Any]] = {
+            "obs": _as_array(obs, "obs"),
+            "actions": _as_array(actions, "actions"),
             "rewards": _column(rewards, "rewards"),
-            "next_obs": _as_array(next_obs),
+            "next_obs": _as_array(next_obs, "next_obs"),
             "dones": _column(dones, "dones"),
             "truncated": _column(truncated, "truncated"),
         }
         if self.critic_dim:
             if critic is None or next_critic is None:
                 raise ValueError(f"the buffer has critic_dim={self.critic_dim}: critic and next_critic must be given")
-            rows |= {"critic": _as_array(critic), "next_critic": _as_array(next_critic)}
+            rows |= {"critic": _as_array(critic, "critic"), "next_critic": _as_array(next_critic, "next_critic")}
         elif not (critic is None and next_critic is None and terminal_next_critic is None):
             raise ValueError("the buffer has critic_dim=0: create it with critic_dim=..., or leave the critic out")
         if terminal_mask is not None:
-            mask = _as_mask(terminal_mask, len(_as_array(obs)))
+            mask = _as_mask(terminal_mask, len(rows["obs"]))
             rows["next_obs"] = _replace_rows(rows["next_obs"], mask, terminal_next_obs, "terminal_next_obs")
             if self.critic_dim:
                 rows["next_critic"] = _replace_rows(
@@ -150,16 +151,17 @@ def _from_replay(replay: Replay, device: str, defer_gpu: bool, packed_cpu_storag
     return buffer
 
 
-def _as_array(values: ArrayLike) -> NDArray[Any]:
+def _as_array(values: ArrayLike, label: str) -> NDArray[Any]:
     """Return ``values`` as a numpy array; they may be a torch tensor on any device."""
     if hasattr(values, "detach"):
+        require_memory(label, values)
         values = values.detach().cpu().numpy()
     return np.asarray(values)
 
 
 def _column(values: ArrayLike, label: str) -> NDArray[Any]:
     """Return one number per row from values of shape [rows] or [rows, 1]; booleans become 0 and 1."""
-    array = _as_array(values)
+    array = _as_array(values, label)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind not in "fiub":
@@ -169,7 +171,7 @@ def _column(values: ArrayLike, label: str) -> NDArray[Any]:
 
 
 def _as_mask(values: ArrayLike, rows: int) -> NDArray[np.bool_]:
-    mask = _as_array(values)
+    mask = _as_array(values, "terminal_mask")
     if mask.ndim == 2 and mask.shape[1] == 1:
         mask = mask[:, 0]
     if mask.shape != (rows,):
@@ -179,13 +181,13 @@ def _as_mask(values: ArrayLike, rows: int) -> NDArray[np.bool_]:
     return mask.astype(bool)
 
 
-def _replace_rows(values: ArrayLike, mask: NDArray[np.bool_], terminal: ArrayLike | None, label: str) -> NDArray[Any]:
-    """Return ``values`` with the rows in the mask replaced by those of ``terminal``."""
+def _replace_rows(rows: NDArray[Any], mask: NDArray[np.bool_], terminal: ArrayLike | None, label: str) -> NDArray[Any]:
+    """Return ``rows`` with those in the mask replaced by those of ``terminal``."""
     if not mask.any():
-        return _as_array(values)
+        return rows
     if terminal is None:
         raise ValueError(f"terminal_mask is set for {int(mask.sum())} rows: {label} must be given")
-    rows, last = _as_array(values), _as_array(terminal)
+    last = _as_array(terminal, label)
     if last.shape == rows.shape:
         last = last[mask]
     if last.shape != (int(mask.sum()), *rows.shape[1:]):

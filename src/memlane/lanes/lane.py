@@ -97,6 +97,8 @@ class Lane(ABC):
         self.segment = segment
         self.layout = layout
         self._bind(settings)
+        # Here, and not at the first claim: without it, other processes would take what this one holds.
+        segment.life.check()
 
     @abstractmethod
     def _bind(self, settings: list[int]) -> None:

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from memlane import _native
 from memlane.core import Layout, LayoutError, MemlaneError, Segment, SegmentError, SegmentMissing
 from memlane.core.arguments import as_count, as_names, is_finite_number
+from memlane.core.file_lock import FileInUse, FileLock
 from memlane.core.layout import FieldSpec
 from memlane.core.lowlevel import Roster
 from memlane.core.suggestions import did_you_mean
 from memlane.lanes.batch import packed
-from memlane.lanes.file_lock import FileLock
 from memlane.lanes.lane import Lane, as_layout, require_settings
 from memlane.lanes.limiter import Limiter
 from memlane.lanes.replay_writer import EPISODE_ENDS, ReplayWriter
@@ -102,7 +102,7 @@ class Replay(Lane):
         )
         self._create(layout, self._expected_layout(layout, settings), name, settings, file)
         if file is not None:
-            self._file_lock = FileLock(self.segment, shared=True)
+            self._file_lock = _lock_file(self.segment, shared=True)
 
     @classmethod
     def segment_layout(
@@ -161,11 +161,19 @@ class Replay(Lane):
         if self.alpha is not None and not self.native.added():
             self.native.init_priorities()
         self.roster = Roster(
-            self.segment.words("samplers"),
+            self.segment,
+            "samplers",
             "close samplers that are no longer used",
             f"the samplers of the {self.native.label}",
         )
         self._rng = base + segment["rng"].offset
+        # Not arrays: an access to an array of a truncated file ends the process.
+        self.stream_ends = _native.Words(
+            mapping, base + segment["streams"].offset, self.streams, f"streams of the {self.native.label}"
+        )
+        self._rng_states = _native.Words(
+            mapping, self._rng, MAX_SAMPLERS * 8, f"random states of the {self.native.label}"
+        )
 
     def _column(self, name: str) -> tuple[str, int, int, np.dtype[Any], list[int]]:
         field = self.layout[name]
@@ -218,7 +226,7 @@ class Replay(Lane):
 
     def rng_at(self, place: int) -> tuple[int, bool]:
         """Return the offset of the random state of a sampler by its entry, and whether an earlier one left a state."""
-        return self._rng + place * 64, bool(self.segment["rng"][place, :4].any())
+        return self._rng + place * 64, any(self._rng_states.load(place * 8 + word) for word in range(4))
 
     # -------------------------------------------------------------------------------------------------- priorities
 
@@ -303,7 +311,7 @@ class Replay(Lane):
                 with segment:
                     _sync(path)
                 return 0
-            copy = self._locked(segment, FileLock(segment, shared=False))
+            copy = self._locked(segment, _lock_file(segment, shared=False))
             try:
                 copy._require_plausible()
                 if copy._integers != self._integers or copy.layout != self.layout:
@@ -316,7 +324,7 @@ class Replay(Lane):
         else:
             copy = type(self).__new__(type(self))
             copy._create(self.layout, self.segment.layout, None, self._integers, path)
-            copy._file_lock = FileLock(copy.segment, shared=False)
+            copy._file_lock = _lock_file(copy.segment, shared=False)
         with copy:
             changed = self._copy_into(copy)
             _sync(path)
@@ -328,7 +336,7 @@ class Replay(Lane):
 
         No process can ``save`` to the file of a segment that is open, and none can open it during a save.
         """
-        return cls._locked(segment, FileLock(segment, shared=True) if segment.kind == "file" else None)
+        return cls._locked(segment, _lock_file(segment, shared=True) if segment.kind == "file" else None)
 
     @classmethod
     def _locked(cls, segment: Segment, lock: FileLock | None) -> Self:
@@ -378,12 +386,12 @@ class Replay(Lane):
 
     def _copy_into(self, copy: Replay) -> int:
         # Read before the rows: a stream that grows during the copy must not end at a row that is not in the copy.
-        ends = self.segment["streams"].copy()
+        ends = _loaded(self.stream_ends, self.streams)
         changed = self.native.save_into(copy.native)
         # A file in which a stream ends at a row that was never added would be refused.
         ends[(ends < 0) | (ends > copy.native.last_sequence())] = 0
-        copy.segment["streams"][:] = ends
-        copy.segment["rng"][:] = self.segment["rng"]
+        _store(copy.stream_ends, ends)
+        _store(copy._rng_states, _loaded(self._rng_states, MAX_SAMPLERS * 8))
         return changed
 
     def _require_plausible(self) -> None:
@@ -392,10 +400,40 @@ class Replay(Lane):
             damage = f"its counters are inconsistent: {self.counters()}"
         elif (slot := self.native.first_implausible()) >= 0:
             damage = f"the header of row {slot} is invalid"
-        elif ((ends := self.segment["streams"]) < 0).any() or (ends > self.native.last_sequence()).any():
+        elif ((ends := _loaded(self.stream_ends, self.streams)) < 0).any() or (
+            ends > self.native.last_sequence()
+        ).any():
             damage = "a stream ends at a row that was never added"
         if damage:
             raise SegmentError(f"{self.segment.label} is damaged: {damage}; restore it from a copy")
+
+
+def _lock_file(segment: Segment, *, shared: bool) -> FileLock:
+    """Lock the file of a segment, together with other processes that have it open (``shared``), or alone to save to it.
+
+    If that is not possible, the segment is closed, and ``SegmentError`` says why.
+    """
+    try:
+        # Through a descriptor of its own: that of the segment stays open as long as an array keeps the memory mapped.
+        return FileLock(f"/proc/self/fd/{segment._fd}", shared=shared)
+    except FileInUse as error:
+        doing = "saves to it" if shared else "saves to it or has it open"
+        cause = f"is in use: {error.holders} {doing}; wait until it has finished, or use another file"
+    except OSError as error:
+        cause = f"cannot be locked: {error.strerror}; use a file system that has locks"
+    segment.close()
+    raise SegmentError(f"{segment.label} {cause}")
+
+
+def _loaded(words: _native.Words, count: int) -> NDArray[np.int64]:
+    out = np.empty(count, np.int64)
+    words.load_into(np.arange(count), out)
+    return out
+
+
+def _store(words: _native.Words, values: NDArray[np.int64]) -> None:
+    for index, value in enumerate(values.tolist()):
+        words.store(index, value)
 
 
 def _sync(path: Path) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from memlane.core import MemlaneError, Peer
 from memlane.core.suggestions import did_you_mean
 from memlane.core.tensor_memory import require_memory
+from memlane.lanes.tensors import array_of
 
 if TYPE_CHECKING:
     from memlane.lanes.replay import Replay
@@ -55,7 +56,8 @@ class ReplayWriter:
         if self.streams is None:
             raise MemlaneError(f"the {self._replay.native.label} has no streams, so there is nothing to cut")
         streams = self.streams if rows is None else self._streams_at(rows, "rows")
-        self._replay.segment["streams"][streams] = 0
+        for stream in streams.tolist():
+            self._replay.stream_ends.store(stream, 0)
 
     def _streams_at(self, positions: ArrayLike, label: str) -> NDArray[np.int64]:
         assert self.streams is not None
@@ -199,7 +201,7 @@ class ReplayWriter:
         for name in names:
             field = self._replay.layout[name]
             require_memory(f"{role}[{name!r}]", arrays[name])
-            array = np.asarray(arrays[name])
+            array = array_of(arrays[name])
             if array.shape == field.shape and (count is None or count == 1):
                 array = array[None]
             if array.shape[1:] != field.shape or array.ndim != len(field.shape) + 1:

@@ -34,7 +34,8 @@ class Ring(Lane):
 
     ``layout`` is what one slot contains: a ``Layout``, or ``{name: (dtype, shape)}``. ``overflow`` is what happens to a
     writer while ``num_slots`` slots are unread: ``"drop_oldest"`` discards the oldest unread slot and counts it,
-    ``"block"`` waits for a reader.
+    ``"block"`` waits for a reader. Writers that wait get slots in the order of their arrival; a writer that need not
+    wait may overtake them a few times in a row.
 
     Any number of writers and readers, in any process or thread that has the ring: pass the ring as a ``Process``
     argument, or create it with ``name`` and call ``Ring.attach(name)``. ``ring.writer()`` claims and commits slots,
@@ -48,6 +49,9 @@ class Ring(Lane):
         ...     with ring.reader().take(timeout=1) as slot:
         ...         print(slot.sequence, slot.policy_version, slot["obs"].sum())
         1 3 42.0
+
+    A lease that is dropped without ``release`` gives its slot back when its last array is gone, with a
+    ``ResourceWarning``: a claimed slot is abandoned, a taken one is offered to the readers again.
 
     When a process dies: a slot that it had claimed becomes free and is never read; a slot that it had taken is offered
     to the readers again. The memory stays until the last process closes the ring. A wait that names the dead process
@@ -132,9 +136,9 @@ class Ring(Lane):
         """Return counts since the ring was created.
 
         ``written``, ``read``: slots committed, and slots released by their reader. ``dropped``: unread slots discarded
-        by overflow. ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died, offered
-        again. ``blocked``, ``waited``: times that a writer or a reader had to wait. Any process may call it at any
-        time.
+        by overflow. ``abandoned``: slots whose writer gave up or died. ``returned``: slots whose reader died or
+        dropped its lease, offered again. ``blocked``, ``waited``: times that a writer or a reader had to wait. Any
+        process may call it at any time.
         """
         return self.native.counters()
 

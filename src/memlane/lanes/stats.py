@@ -5,6 +5,7 @@ Moments are merged with the parallel form of Welford's method (Chan, Golub and L
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from memlane.core import BudgetError, Layout
 from memlane.core.arguments import as_count
 from memlane.core.fork_guard import ForkGuard
 from memlane.core.lowlevel import Roster
+from memlane.core.tensor_memory import require_memory
 from memlane.lanes.lane import Lane, require_settings
 from memlane.lanes.tensors import TensorParts
 
@@ -103,6 +105,8 @@ class Stats(Lane):
     @classmethod
     def _expected_layout(cls, layout: Layout, settings: list[int]) -> Layout:
         require_settings(settings, 1)
+        if difference := _record(layout["mean"].shape).difference(layout):
+            raise ValueError(difference)
         places = as_count("places", settings[0], 1)
         if places > MAX_PLACES:
             raise BudgetError(
@@ -121,7 +125,7 @@ class Stats(Lane):
         control, buffers = self.segment.layout["control"], self.segment.layout["buffers"]
         mapping, base = self.segment.window(0, self.segment.layout.nbytes, writeable=True)
         self._roster = Roster(
-            self.segment.words("roster"), "create the stats with a larger places=", f"the stats of {self.segment.label}"
+            self.segment, "roster", "create the stats with a larger places=", f"the stats of {self.segment.label}"
         )
         self._places = [
             _native.Weights(
@@ -131,6 +135,9 @@ class Stats(Lane):
                 _BUFFERS,
                 buffers.dtype.itemsize,
                 f"entry {place} of the stats of {self.segment.label}",
+                if_full="let only the collector of this entry write to it; if no other does, a process has overwritten "
+                "its memory: close it in all processes and create another",
+                if_overtaken="count more vectors in each call of add",
             )
             for place in range(settings[0])
         ]
@@ -169,7 +176,9 @@ class Stats(Lane):
 
 
 class StatsCollector:
-    """A collector's handle on ``Stats``, for one thread at a time; ``Stats.collector()`` creates it.
+    """A collector's handle on ``Stats``; ``Stats.collector()`` creates it.
+
+    Threads may share it: each vector is counted once.
 
     In a forked child of its process, ``add`` raises ``UsedAfterFork`` and ``close`` does nothing.
     """
@@ -180,19 +189,29 @@ class StatsCollector:
         )
         self._stats = stats
         self.place = place
+        # From the moments before to those after: otherwise one of two threads would publish without the vectors of the
+        # other.
+        # RLock, because a signal handler may count too. A forked child may get it locked for ever, but never takes it:
+        # the guard comes first.
+        self._lock = threading.RLock()
         self.moments = stats.at(place)
 
     def add(self, vectors: ArrayLike) -> None:
         """Count a batch of vectors: any number of leading dimensions before the shape of one vector."""
         self._guard.require()
+        if type(vectors) is not np.ndarray:
+            require_memory("vectors", vectors)
         batch = np.asarray(vectors, np.float64)
         shape = self._stats.shape
         if batch.ndim < len(shape) or batch.shape[batch.ndim - len(shape) :] != shape:
             raise ValueError(
                 f"vectors must have shape [{', '.join(['...', *map(str, shape)])}], found {list(batch.shape)}"
             )
-        self.moments = self.moments + Moments.of(batch.reshape(-1, *shape))
-        self._stats.put(self.place, self.moments)
+        counted = Moments.of(batch.reshape(-1, *shape))
+        with self._lock:
+            moments = self.moments + counted
+            self._stats.put(self.place, moments)
+            self.moments = moments
 
     def close(self) -> None:
         """Free the entry for another collector. The counts stay in ``merged``."""

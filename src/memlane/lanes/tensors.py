@@ -49,6 +49,19 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     return _view_as_bytes(copy)
 
 
+def array_of(values: Any) -> NDArray[Any]:
+    """Return a torch tensor or anything that numpy accepts as an array: a view where that is possible, else a copy.
+
+    A tensor of a dtype that numpy does not have, such as bfloat16, gets the dtype that ``layout_of`` gives.
+    """
+    if not hasattr(values, "untyped_storage"):
+        return np.asarray(values)
+    dtype, shape = _spec("the tensor", values)
+    if values.device.type == "cpu" and not dtype.names and not _is_lazy(values):
+        return np.asarray(values.detach())
+    return bytes_of(values).view(dtype).reshape(shape)
+
+
 def tensor_of(field: Field, content: NDArray[np.uint8]) -> Tensor:
     """Return a new torch tensor of the field's dtype and shape with these bytes."""
     import torch
@@ -86,8 +99,16 @@ class TensorParts(_native.TensorParts):
             field = layout[name]
             _check(field, name, tensor, role)
             require_memory(f"{role}[{name!r}]", tensor)
-            if writeable and isinstance(tensor, np.ndarray | np.generic) and not tensor.flags.writeable:
+            # A record that was taken out of an array is a scalar too, although numpy lets it be written to.
+            if writeable and (
+                isinstance(tensor, np.generic) or (isinstance(tensor, np.ndarray) and not tensor.flags.writeable)
+            ):
                 raise ValueError(f"{role}[{name!r}] is read-only; pass a writeable array")
+            if writeable and _shares_elements(tensor):
+                raise ValueError(
+                    f"{role}[{name!r}] has elements that share memory, as np.broadcast_to and torch.expand make them; "
+                    "pass a copy, which has memory for each"
+                )
             source = tensor
             if not _is_plain(tensor):
                 source = _empty_staging_copy(tensor)
@@ -117,7 +138,12 @@ def _spec(name: str, tensor: Tensor) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if isinstance(tensor, np.ndarray | np.generic):
         return tensor.dtype, tensor.shape
     if not hasattr(tensor, "data_ptr"):
-        raise TypeError(f"{name!r} must be a numpy array or a torch tensor, found {type(tensor).__name__}")
+        hint = ""
+        if isinstance(tensor, Mapping):
+            hint = f"; flatten nested dicts, for example {{'{name}.{next(iter(tensor), 'key')}': ...}}"
+        elif isinstance(tensor, tuple | list):
+            hint = "; pass the tensors themselves, not their dtypes and shapes"
+        raise TypeError(f"{name!r} must be a numpy array or a torch tensor, found {type(tensor).__name__}{hint}")
     require_dense(repr(name), tensor)
     return _numpy_dtype(str(tensor.dtype), tensor.element_size()), tuple(tensor.shape)
 
@@ -148,7 +174,19 @@ def _is_plain(tensor: Tensor) -> bool:
         return tensor.flags.c_contiguous
     if isinstance(tensor, np.generic) or tensor.device.type != "cpu" or not tensor.is_contiguous():
         return False
-    return not (tensor.is_neg() or tensor.is_conj())  # torch negates or conjugates such a tensor when it is read
+    return not _is_lazy(tensor)
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    """Return whether torch negates or conjugates a tensor only when it is read."""
+    return bool(tensor.is_neg() or tensor.is_conj())
+
+
+def _shares_elements(tensor: Tensor) -> bool:
+    """Return whether several elements lie at one address, so that they cannot be written one by one."""
+    strides = tensor.strides if isinstance(tensor, np.ndarray) else tensor.stride()
+    shared = any(extent > 1 and stride == 0 for extent, stride in zip(tensor.shape, strides, strict=True))
+    return shared and 0 not in tensor.shape
 
 
 def _empty_staging_copy(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane import _native
-from memlane.core import Layout, Peer
+from memlane.core import Layout, MemlaneError, Peer
 from memlane.core.arguments import as_count
 from memlane.core.layout import FieldSpec
 from memlane.core.rows import address
@@ -27,8 +27,8 @@ class Weights(Lane):
     Tensors may be numpy arrays, or torch tensors on any device.
 
     Any process that has the weights may read: pass the object as a ``Process`` argument, or create it with ``name`` and
-    call ``Weights.attach(name)``. Usually one process publishes; if n do, use ``buffers=n + 2`` or more. The
-    object remembers what it read last, so each reading thread needs one: ``Weights.from_segment(weights.segment)``.
+    call ``Weights.attach(name)``. Usually one process publishes; if n do, use ``buffers=n + 2`` or more. Threads may
+    share the object; each reads into tensors of its own.
 
         >>> import numpy as np
         >>> with Weights({"w": ("float32", (2, 2)), "steps": ("int64", ())}) as weights:
@@ -80,9 +80,12 @@ class Weights(Lane):
             buffers.shape[1],
             f"weights of {self.segment.label}",
         )
+        # The tensors of the last call, which usually come again. Threads may share them: a call copies what it needs.
         self._published: TensorParts | None = None
         self._read: TensorParts | None = None
-        self._read_version = 0
+        # Tensors with staging copies, which only one thread may use: a call takes them out of the list.
+        self._staged_published: list[TensorParts] = []
+        self._staged_read: list[TensorParts] = []
 
     def publish(self, tensors: Mapping[str, Tensor]) -> int:
         """Publish a copy of ``tensors`` as the latest version and return its number.
@@ -91,12 +94,16 @@ class Weights(Lane):
         """
         if version := self._native.publish_tensors(self._published, tensors):
             return version
-        parts = self._published
-        if parts is None or not parts.fits(tensors):
-            parts = self._published = TensorParts(self.layout, tensors, "tensors", writeable=False)
+        parts = _take_out(self._staged_published, tensors)
+        if parts is None:
+            parts = TensorParts(self.layout, tensors, "tensors", writeable=False)
+        parts.before_publish()
+        version = self._native.publish(parts)
         if parts.staging:
-            parts.before_publish()
-        return self._native.publish(parts)
+            self._staged_published.append(parts)
+        else:
+            self._published = parts
+        return version
 
     @property
     def version(self) -> int:
@@ -106,24 +113,30 @@ class Weights(Lane):
     def read(self, out: Mapping[str, Tensor] | None = None) -> tuple[int, Mapping[str, Tensor]]:
         """Copy the latest version into ``out``, or into new arrays, and return ``(version, out)``.
 
-        Version 0 means that nothing was published yet and nothing was copied. If ``out`` already has the latest version
-        from the last ``read``, nothing is copied.
+        Version 0 means that nothing was published yet and ``out`` was not changed; without ``out``, that is an error.
+        If ``out`` already has the latest version from the last ``read``, nothing is copied.
         """
         if out is None:
+            if not self.version:
+                raise MemlaneError(
+                    f"nothing was published yet in the {self._native.label}; call publish first, or wait_for(1) where "
+                    "another process publishes"
+                )
             out = {field.name: np.empty(field.shape, field.dtype) for field in self.layout}
-        if (version := self._native.read_new(self._read, out, self._read_version)) >= 0:
-            self._read_version = version
+        if (version := self._native.read_tensors(self._read, out)) >= 0:
             return version, out
-        parts = self._read
-        if parts is None or not parts.same(out):
-            self._read_version = 0
-            if parts is None or not parts.fits(out):
-                parts = self._read = TensorParts(self.layout, out, "out", writeable=True)
-        if self._native.version() != self._read_version:
-            self._read_version = self._native.read(parts)
-            if parts.staging:
-                parts.after_read()
-        return self._read_version, out
+        parts = _take_out(self._staged_read, out)
+        if parts is None:
+            parts = TensorParts(self.layout, out, "out", writeable=True)
+        known = parts.version
+        version = self._native.read(parts)
+        if version != known:
+            parts.after_read()
+        if parts.staging:
+            self._staged_read.append(parts)
+        else:
+            self._read = parts
+        return version, out
 
     def publish_some(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Publish only the first bytes of some fields; the other bytes of this version are undefined."""
@@ -155,3 +168,12 @@ class Weights(Lane):
     def counters(self) -> dict[str, int]:
         """Return ``version`` (publications) and ``retries`` (reads repeated because the writer overtook them)."""
         return {"version": self.version, "retries": self._native.retries()}
+
+
+def _take_out(staged: list[TensorParts], tensors: Mapping[str, Tensor]) -> TensorParts | None:
+    """Take parts of exactly these tensors out of the list: no other thread uses them until they are put back."""
+    try:
+        parts = staged.pop()  # atomic; parts of other tensors are forgotten
+    except IndexError:
+        return None
+    return parts if parts.same(tensors) else None
