@@ -24,6 +24,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 
 # A shell that starts the tests in the background makes them ignore SIGINT, which the programs they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes them ignore this one
 
 # Every test checks which names it left behind, so parallel workers must not see the names of each other. The process
 # that starts the workers removes their directories, also that of a worker that was killed.

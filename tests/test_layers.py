@@ -56,15 +56,21 @@ LAYERS = {
     # training: networks and collection, algorithms, user interface, and what puts them together
     "train.field_docs": layer("", ""),
     "train.files": layer("", ""),
+    "train.run_dir": layer("core", ""),
+    "train.runs": layer("train.run_dir", ""),
     "train": layer(f"_lazy {_TRAIN} train.field_docs", _TRAIN_PACKAGES),
-    "train.run": layer("core runner train.field_docs train.files", "torch", lazy="tensorboard"),
+    "train.run": layer("core runner train.field_docs train.files train.run_dir", "torch", lazy="tensorboard"),
     "train.algorithms": layer(f"{_TRAIN} train train.field_docs train.run train.options", _TRAIN_PACKAGES),
     "train.ui": layer(
-        "core runner train train.files train.run train.options train.trainer", "numpy gymnasium rich", lazy="PIL"
+        "core runner train train.files train.run train.runs train.options train.trainer",
+        "numpy gymnasium rich",
+        lazy="PIL",
     ),
     "train.trainer": layer(
-        f"{_TRAIN} train train.field_docs train.run train.options train.algorithms train.ui", _TRAIN_PACKAGES
+        f"{_TRAIN} train train.field_docs train.run train.run_dir train.options train.algorithms train.ui",
+        _TRAIN_PACKAGES,
     ),
+    "train.sweep": layer("core train train.algorithms train.run_dir train.runs train.options train.ui", ""),
     "train.options": layer(
         "core runner train train.field_docs train.algorithms", ""
     ),  # algorithms and their settings know each other
@@ -77,7 +83,8 @@ LAYERS = {
     "lessons": layer("core"),
     "doctor": layer("_native core vector", ""),
     "cli": layer(
-        "core runner native doctor train train.options train.algorithms train.trainer train.ui",
+        "core runner native doctor train train.options train.algorithms train.run train.runs train.sweep train.trainer "
+        "train.ui",
         "rich tyro",
         lazy="gymnasium",
     ),

@@ -2,8 +2,9 @@
 
     os <- sync <- lanes <- envs <- python
 
-Only ``cpp/python`` may use Python, nanobind and numpy. The C environments, and the headers for their authors, use
-nothing but ``memlane/*.h`` and the C standard library.
+A build for model checks (``MEMLANE_MODEL``) replaces the atomics and the copies of ``sync`` by those of ``cpp/model``,
+which only ``sync`` may include. Only ``cpp/python`` may use Python, nanobind and numpy. The C environments, and the
+headers for their authors, use nothing but ``memlane/*.h`` and the C standard library.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ BINDINGS = sorted(file for file in (CPP / "python").rglob("*") if file.suffix in
 C_FILES = sorted([*(CPP / "envs").glob("*.c"), *(CPP / "include" / "memlane").glob("*.h")])
 
 GENERATED = {"built_in_envs.inc"}  # by CMake, for cpp/python/envs.cpp
+MODEL = "model/atomic.hpp"
 PYTHON_HEADER = re.compile(r"(Python\.h|structmember\.h|nanobind/|pybind11/|numpy/)")
 C_LIBRARY = {
     "assert.h", "complex.h", "ctype.h", "errno.h", "fenv.h", "float.h", "inttypes.h", "iso646.h", "limits.h",
@@ -58,6 +60,8 @@ def test_a_file_includes_only_its_own_layer_and_those_below(file: Path) -> None:
         layer = include.split("/")[0]
         if layer == "memlane":  # the C interface of environments
             assert "envs" in allowed, f"{name(file)} includes {include}, which only envs and python may"
+        elif include == MODEL:
+            assert layer_of(file) == "sync", f"{name(file)} includes {include}, which only sync may"
         elif include not in GENERATED or layer_of(file) != "python":
             assert layer in allowed, f"{name(file)} includes {include}; its layer may include {allowed}"
 

@@ -1,0 +1,1 @@
+"""Fuzzing: inputs that no program of memlane writes, as ``python -m tests.fuzz`` tries them."""
