@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -345,3 +345,38 @@ def test_a_watched_collector_can_be_handed_to_another_process(errors: CollectorE
         assert other.wait(PATIENCE)
         assert other.error("").type_name == "KeyError"
         other._errors.close()
+
+
+# --------------------------------------------------------------------------------------------------------- stray stores
+
+
+def report_division_by_zero(errors: CollectorErrors) -> None:
+    with suppress(ZeroDivisionError), errors.reporting(WORKER) as reporter:
+        reporter.step(42)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"null", b"\xff\0", b"[" * 2000, b'{"pid": 1}', b'{"pid": "1", "step": [], "message": 5}'],
+    ids=repr,
+)
+def test_a_report_that_was_overwritten_is_still_an_error_of_its_collector(errors: CollectorErrors, text: bytes) -> None:
+    report_division_by_zero(errors)
+    errors.segment["report"][WORKER, : len(text)] = list(text)
+    errors.segment["length"][WORKER] = len(text)
+    with pytest.raises(
+        CollectorError, match=r"collector 1 .* raised an exception: its report cannot be read"
+    ) as caught:
+        errors.check()
+    assert (caught.value.pid, caught.value.step) == (os.getpid(), 42)
+
+
+@pytest.mark.parametrize("length", [-1, -(2**63), 2**63 - 1, 1 << 20])
+def test_a_length_of_a_report_that_was_overwritten_leads_to_no_other_memory(
+    errors: CollectorErrors, length: int
+) -> None:
+    report_division_by_zero(errors)
+    errors.segment["length"][WORKER] = length
+    with pytest.raises(CollectorError, match="its report cannot be read"):
+        errors.check()

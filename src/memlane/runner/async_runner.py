@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import difflib
 import time
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -57,6 +59,17 @@ def check_settings(
         raise TypeError(
             describe_unknown("rl_cfg keys", unknown, known, lambda name: did_you_mean(name, known, all_synonyms))
         )
+
+
+def _warn_of_misspelt_settings(rl_cfg: Collection[str]) -> None:
+    """Warn of keys that look like settings of the runner, where any key may be the algorithm's."""
+    for name in rl_cfg:
+        if name not in SETTINGS and difflib.get_close_matches(name, SETTINGS, 1, 0.8):
+            warnings.warn(
+                f"rl_cfg has {name!r}, which the runner does not read{did_you_mean(name, SETTINGS)} If it is a setting "
+                "of the algorithm, name it in the class attribute algorithm_settings",
+                stacklevel=3,
+            )
 
 
 class AsyncRunner(ABC):
@@ -156,6 +169,8 @@ class AsyncRunner(ABC):
         self.rl_cfg = dict(rl_cfg or {})
         if self.algorithm_settings is not None:
             check_settings(self.rl_cfg, self.algorithm_settings)
+        else:
+            _warn_of_misspelt_settings(self.rl_cfg)
         self.device = device or "cpu"
         self.collector_device = "cpu"
         self.sim_backend = sim_backend
@@ -348,6 +363,9 @@ class AsyncRunner(ABC):
         """
         if self._closed or not self._owned:
             return
+        with contextlib.suppress(SegmentClosed):  # at interpreter exit the memory may be released already
+            while self._taken:
+                self._taken.pop().release()
         if self.collectors is not None:
             self.collectors.close()
         if self.weights is not None:

@@ -24,6 +24,9 @@ _REPORT_BYTES = 64 * 1024
 # is the process that wrote it.
 _WORDS_PER_LINE = 8
 _STEP, _PROCESS = 0, 1
+_REPORT_KINDS = {"pid": int, "step": int, "type_name": str, "message": str, "traceback": str}
+_MAX_COPIES = 1000
+"""Copies of a report that may be withdrawn while they are made. A collector does that once for each exception."""
 
 
 class CollectorError(MemlaneError, RuntimeError):
@@ -154,14 +157,15 @@ class CollectorErrors:
 
     def _reported(self, worker: int, waiting: str = "", word: int | None = None) -> CollectorError | None:
         """Return the error that the worker reported, if any; with ``word``, only a report by that process."""
-        while reporter := self._reporter.load(worker):
-            if word is not None and reporter != word:
+        for _ in range(_MAX_COPIES):
+            reporter = self._reporter.load(worker)
+            if not reporter or (word is not None and reporter != word):
                 return None
             # PAIR publish/see, partner: Reporter.report. The report is read after the word that announces it.
             # PAIR claim/unchanged, partner: Reporter.report. A report that was withdrawn during the copy is not used.
             text = self.segment["report"][worker, : int(self.segment["length"][worker])].tobytes()
             if self._reporter.unchanged(worker, reporter):
-                report: dict[str, Any] = json.loads(text)
+                report = _parse(text) or self._damaged(worker, reporter)
                 return CollectorError(
                     f"collector {worker} (pid {report['pid']}) raised {report['type_name']}: {report['message']}, "
                     f"after step {report['step']}{_while(waiting)}\n\nIn the collector:\n{report['traceback']}",
@@ -172,6 +176,16 @@ class CollectorErrors:
                     step=report["step"],
                 )
         return None
+
+    def _damaged(self, worker: int, reporter: int) -> dict[str, Any]:
+        """Return a report in place of one that cannot be read."""
+        return {
+            "pid": Peer.from_word(reporter).pid,
+            "step": self.step_of(worker),
+            "type_name": "an exception",
+            "message": "its report cannot be read, because a process has overwritten the shared memory",
+            "traceback": "(lost)",
+        }
 
     def _died(self, collector: CollectorPeer, waiting: str) -> CollectorDied:
         worker, description = collector.worker, collector.describe_death()
@@ -269,6 +283,16 @@ class CollectorPeer(Peer):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (CollectorPeer, (self._errors, self.worker, self.pid, self.start))
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """Return the report in ``text``; None if it is none."""
+    try:
+        report = json.loads(text)
+        kinds = {name: type(report[name]) for name in _REPORT_KINDS}
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return report if kinds == _REPORT_KINDS else None
 
 
 def _type_name(error: BaseException) -> str:

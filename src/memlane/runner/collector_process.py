@@ -13,7 +13,6 @@ The control segment, one per run:
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,8 +23,10 @@ import cloudpickle  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from memlane.core import SIGNAL, Peer, PeerDied, Segment, die_with
+from memlane.core.liveness import leave_signals_to
 from memlane.lanes.ring import Ring, WriteSlot
 from memlane.lanes.weights import Weights
+from memlane.runner.collect_checks import DiscardedSlots, closing, returned_early
 from memlane.runner.collector_error import CollectorErrors, Reporter
 from memlane.runner.protocols import Stopped
 
@@ -55,12 +56,30 @@ class ControlSegment:
         self.segment = segment
         self.stop = segment.signal("stop")
         self.counters = segment["counters"]
-        self.versions = segment["versions"]
+        self._counter_words = segment.words("counters")
+        self._version_words = segment.words("versions")
+        self._num_versions = segment.layout["versions"].shape[1]
         self.granted = [segment.signal("granted", worker) for worker in range(len(self.counters))]
+
+    def count_started(self, worker: int, version: int) -> None:
+        """Count one more rollout of a worker as started, with the latest weights version at its start."""
+        number = int(self.counters[worker, STARTED])
+        self._version_words.store(self._version_index(worker, number), version)
+        # PAIR publish/see, partner: num_started. The version is stored before the rollout is counted: a learner that
+        # sees the count sees a version that is not newer than the one that the collector will read.
+        self._counter_words.store(worker * _WORDS_PER_LINE + STARTED, number + 1)
+
+    def num_started(self, worker: int) -> int:
+        """Return how many rollouts a worker has started."""
+        # PAIR publish/see, partner: count_started. Versions are loaded after the count.
+        return self._counter_words.load(worker * _WORDS_PER_LINE + STARTED)
 
     def started_version(self, worker: int, rollout: int) -> int:
         """Return the weights version at the start of a worker's rollout that the learner has not taken yet."""
-        return int(self.versions[worker, rollout % self.versions.shape[1]])
+        return self._version_words.load(self._version_index(worker, rollout))
+
+    def _version_index(self, worker: int, rollout: int) -> int:
+        return worker * self._num_versions + rollout % self._num_versions
 
     def close(self) -> None:
         """Release the memory."""
@@ -78,12 +97,13 @@ class RingSink:
 
     def __init__(self, ring: Ring, weights: Weights, control: ControlSegment, worker: int, learner: Peer) -> None:
         self._weights = weights
-        self._versions = control.versions[worker]
+        self._worker = worker
         self._writer = ring.writer(worker)
         self._control = control
         self._counters = control.counters[worker]
         self._granted = control.granted[worker]
         self._learner = (learner,)
+        self._discarded = DiscardedSlots(worker)
 
     def open(self) -> CountedSlot:
         """Wait for a credit and return a slot; ``Stopped`` when the run has ended."""
@@ -91,22 +111,19 @@ class RingSink:
         self._granted.wait(int(counters[STARTED]) + 1, peers=self._learner)
         if self._control.stop.value:
             raise Stopped("the run has ended")
-        slot = CountedSlot(self._writer.claim(peers=self._learner), counters)
+        slot = CountedSlot(self._writer.claim(peers=self._learner), counters, self._discarded)
         counters[WAIT_NS] += time.monotonic_ns() - begin
-        # The version is stored before the rollout is counted as started: a learner that sees the count sees a version
-        # that is not newer than the one that the collector will read.
-        number = int(counters[STARTED])
-        self._versions[number % len(self._versions)] = self._weights.version
-        counters[STARTED] = number + 1
+        self._control.count_started(self._worker, self._weights.version)
         return slot
 
 
 class CountedSlot(Mapping[str, Any]):
     """A claimed slot of the ring whose commit is counted."""
 
-    def __init__(self, slot: WriteSlot, counters: NDArray[Any]) -> None:
+    def __init__(self, slot: WriteSlot, counters: NDArray[Any], discarded: DiscardedSlots) -> None:
         self._slot = slot
         self._counters = counters
+        self._discarded = discarded
         self._committed = False
 
     def __getitem__(self, name: str) -> Any:
@@ -123,14 +140,17 @@ class CountedSlot(Mapping[str, Any]):
         self._slot.commit(policy_version=policy_version, rows=rows)
         self._committed = True
         self._counters[COMMITTED] += 1
+        self._discarded.committed()
 
     def __enter__(self) -> CountedSlot:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not self._committed and not self._slot.released:
             self._counters[STARTED] -= 1  # an abandoned rollout keeps its credit
         self._slot.release()
+        if not self._committed and exception[0] is None:
+            self._discarded.discarded()
 
 
 class WeightsReader:
@@ -184,8 +204,7 @@ class Task:
 
 def run_collector(task: Task) -> None:
     """Run a collector: the target of its process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner handles Ctrl-C and then stops the collectors
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_signals_to(task.learner)  # it finishes its update, and then stops the collectors
     die_with(task.learner)
     if "torch" in sys.modules:
         # One thread per process: with several in each of many processes, threads compete for the cores.
@@ -194,10 +213,10 @@ def run_collector(task: Task) -> None:
     with contextlib.suppress(Stopped, PeerDied), task.errors.reporting(task.worker) as reporter:
         make_env, collect = cloudpickle.loads(task.functions)
         env = make_env(task.worker)
-        try:
+        with closing(env):
             context = ProcessContext(task.control, task.worker, task.incarnation, reporter)
             sink = RingSink(task.ring, task.weights, task.control, task.worker, task.learner)
             with contextlib.suppress(Stopped):
                 collect(env, WeightsReader(task.weights), sink, context)
-        finally:
-            env.close()
+                if not task.control.stop.value:
+                    raise returned_early(task.worker)

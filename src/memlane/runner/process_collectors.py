@@ -136,7 +136,9 @@ class _Inbox:
 
     def clear(self) -> None:
         """Drop pending rollouts."""
-        self._pending.clear()
+        with contextlib.suppress(SegmentClosed):  # at interpreter exit the memory may be released already
+            while self._pending:
+                self._pending.popleft().release()
 
 
 # --------------------------------------------------------------------------------------------------------- supervision
@@ -250,7 +252,7 @@ class ProcessCollectors:
         return self._inbox.has_older_than(version) or any(
             self.control.started_version(worker, rollout) <= version
             for worker in self._handles
-            for rollout in range(self._inbox.received[worker], int(self.control.counters[worker][STARTED]))
+            for rollout in range(self._inbox.received[worker], self.control.num_started(worker))
         )
 
     def return_credits(self) -> None:
@@ -322,7 +324,7 @@ class ProcessCollectors:
         if (ending := exit_of(handle.process)) is not None:
             cause = f"collector {worker} (pid {pid}) {ending}"
         if handle.process.exitcode == 0:
-            cause += "; collect must not return before sink.open() raises Stopped"
+            cause += "; collect must not end its process"
         replaced = self._window.record()
         self.on_event(CollectorLost(worker, handle.incarnation, pid, cause, replaced))
         # A dead process commits nothing more: what the ring has now is all of it, whatever its counters say. Rollouts
@@ -365,13 +367,14 @@ class ProcessCollectors:
 
 
 def _stop_processes(processes: list[BaseProcess]) -> None:
-    """Wait 2 s for processes that were asked to stop, then send SIGTERM and wait 1 s, then SIGKILL and wait 1 s."""
-    for seconds, signum in ((2.0, None), (1.0, signal.SIGTERM), (1.0, signal.SIGKILL)):
-        if signum is not None:
+    """Wait 2 s for processes that were asked to stop, then send SIGKILL and wait 2 s. They do nothing on SIGTERM while
+    this process lives."""
+    for seconds, kill in ((2.0, False), (2.0, True)):
+        if kill:
             for process in processes:
                 if process.exitcode is None and process.pid is not None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signum)
+                        os.kill(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + seconds
         for process in processes:
             process.join(max(deadline - time.monotonic(), 0))

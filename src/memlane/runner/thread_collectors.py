@@ -17,6 +17,7 @@ from memlane.core import Layout, StaleView, WaitTimeout
 from memlane.core.arguments import check_timeout
 from memlane.core.fork_guard import ForkGuard
 from memlane.lanes.weights import Weights
+from memlane.runner.collect_checks import DiscardedSlots, closing, returned_early
 from memlane.runner.protocols import Collect, Stopped, check_counts
 
 _STOP_SECONDS = 2.0
@@ -25,12 +26,13 @@ _STOP_SECONDS = 2.0
 class _Rollout(Mapping[str, Any]):
     """A rollout: an ``OpenSlot`` for the collector, then a ``TakenSlot`` for the learner."""
 
-    def __init__(self, layout: Layout, collectors: ThreadCollectors, writer: int) -> None:
+    def __init__(self, layout: Layout, collectors: ThreadCollectors, writer: int, discarded: DiscardedSlots) -> None:
         self._arrays = {field.name: np.zeros(field.shape, field.dtype) for field in layout}
         self._collectors = collectors
         self.writer = writer
         self.policy_version = self.rows = 0
         self._committed = False
+        self._discarded = discarded
 
     def __getitem__(self, name: str) -> Any:
         return self._arrays[name]
@@ -47,6 +49,7 @@ class _Rollout(Mapping[str, Any]):
             raise StaleView("the rollout was committed before; open another slot")
         self.policy_version, self.rows, self._committed = policy_version, rows, True
         self._collectors._commit(self)
+        self._discarded.committed()
 
     def release(self) -> None:
         """Do nothing: the garbage collector frees the arrays."""
@@ -54,9 +57,11 @@ class _Rollout(Mapping[str, Any]):
     def __enter__(self) -> _Rollout:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         if not self._committed:
             self._collectors._abandon(self)
+            if exception[0] is None:
+                self._discarded.discarded()
 
 
 class _ThreadSink:
@@ -65,9 +70,10 @@ class _ThreadSink:
     def __init__(self, collectors: ThreadCollectors, worker: int) -> None:
         self._collectors = collectors
         self._worker = worker
+        self._discarded = DiscardedSlots(worker)
 
     def open(self) -> _Rollout:
-        return self._collectors._start_rollout(self._worker)
+        return self._collectors._start_rollout(self._worker, self._discarded)
 
 
 class _ThreadWeightsReader:
@@ -136,8 +142,6 @@ class ThreadCollectors:
         self._ready: deque[_Rollout] = deque()
         self._error: BaseException | None = None
         """Exception of a collector."""
-        self._early_return: BaseException | None = None
-        """Set when a collector returned before the run ended; raised when no rollout is left."""
         self._stopped = False
         self._counters = {"steps": 0, "wait_ns": 0, "env_ns": 0, "policy_ns": 0}
         self._threads = [
@@ -158,17 +162,11 @@ class ThreadCollectors:
     def _run(self, worker: int, make_env: Callable[[int], Any], collect: Collect) -> None:
         try:
             env = make_env(worker)
-            try:
+            with closing(env):
                 weights = _ThreadWeightsReader(self._weights)
                 collect(env, weights, _ThreadSink(self, worker), _ThreadContext(self, worker))
-                with self._changed:
-                    self._early_return = RuntimeError(
-                        f"collector {worker} returned before the run ended; collect must not return before sink.open() "
-                        "raises Stopped"
-                    )
-                    self._changed.notify_all()
-            finally:
-                env.close()
+                if not self._stopped:
+                    raise returned_early(worker)
         except Stopped:
             pass
         except BaseException as error:
@@ -176,7 +174,7 @@ class ThreadCollectors:
                 self._error = error
                 self._changed.notify_all()
 
-    def _start_rollout(self, worker: int) -> _Rollout:
+    def _start_rollout(self, worker: int, discarded: DiscardedSlots) -> _Rollout:
         begin = time.monotonic_ns()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._credits[worker] > 0)
@@ -185,7 +183,7 @@ class ThreadCollectors:
             self._credits[worker] -= 1
             self._started.append((worker, self._weights.version))
             self._counters["wait_ns"] += time.monotonic_ns() - begin
-        return _Rollout(self._layout, self, worker)
+        return _Rollout(self._layout, self, worker, discarded)
 
     def _commit(self, rollout: _Rollout) -> None:
         with self._changed:
@@ -209,12 +207,10 @@ class ThreadCollectors:
         check_timeout(timeout)
         self._guard.require()
         with self._changed:
-            if not self._changed.wait_for(lambda: self._ready or self._error or self._early_return, timeout):
+            if not self._changed.wait_for(lambda: self._ready or self._error, timeout):
                 raise WaitTimeout(f"waited {timeout:g} s for a rollout")
             if self._error is not None:
                 raise self._error
-            if not self._ready and self._early_return is not None:
-                raise self._early_return
             rollout = self._ready.popleft()
             self._remove_started(rollout.writer)
             self._uncredited[rollout.writer] += 1
