@@ -121,6 +121,12 @@ def test_a_number_of_environments_that_is_no_positive_integer_is_an_error(wrong:
         make("CartPole-v1", num_envs=wrong)
 
 
+@pytest.mark.parametrize("wrong", [2**31, 10**15])
+def test_a_number_of_environments_beyond_an_int32_is_an_error_that_names_the_limit(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"num_envs must be at most 2147483647, found {wrong}"):
+        make("CartPole-v1", num_envs=wrong)
+
+
 def test_more_environments_than_memory_are_a_budget_error_before_any_is_taken() -> None:
     with pytest.raises(BudgetError, match=r"num_envs=1000000000 of CartPole-v1 needs \d+ bytes"):
         make("CartPole-v1", num_envs=10**9)

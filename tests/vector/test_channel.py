@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memlane.core import Peer, PeerDied, WaitTimeout
+from memlane.core import MemlaneError, Peer, PeerDied, WaitTimeout
 from memlane.vector.channel import Channel
 from tests.support.processes import within
 
@@ -64,6 +66,16 @@ def test_the_middle_of_a_message_has_a_deadline_too(ends: tuple[Channel, Channel
     one.connection.send_bytes(b"")  # four bytes: half of a length
     with pytest.raises(WaitTimeout):
         two.receive(0.05)
+
+
+@pytest.mark.parametrize("length", [-1, -8, -(2**63), 2**41, 2**63 - 1])
+def test_a_length_that_no_message_has_is_an_error_and_not_waited_for(
+    ends: tuple[Channel, Channel], length: int
+) -> None:
+    one, two = ends
+    os.write(one.connection.fileno(), struct.pack("<q", length) + b"rest")
+    with pytest.raises(MemlaneError, match=f"expected the length of a message from the parent, found {length}"):
+        two.receive()
 
 
 def test_the_end_of_the_parent_is_the_end_of_messages(ends: tuple[Channel, Channel]) -> None:

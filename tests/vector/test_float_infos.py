@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memlane.core import SegmentError
+from memlane.vector.float_infos import FloatInfos
 from tests.support.vector_envs import Counter, difference, ours, reference
 
 MAKERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
@@ -114,3 +117,48 @@ def test_after_the_death_of_a_worker_its_new_process_writes_them_again() -> None
         before = envs._steps.messages_sent
         assert envs.step(np.zeros(4, np.int64))[-1]["x"].tolist() == [env + 1 / 8 for env in range(4)]
         assert envs._steps.messages_sent == before
+
+
+FORM = ["x", "y"], "pf", 0, 4
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[",
+        b"null",
+        b"[" * 1000,
+        b'[["x"],"p",0]',
+        b'["xy","pf",0,4]',
+        b'[["x","y"],"pq",0,4]',
+        b'[["x","y"],["p","f"],0,4]',
+        b'[["x","x"],"pf",0,4]',
+        b'[["x","y"],"p",0,4]',
+        b'[[1,2],"pf",0,4]',
+        b'[["x","y"],"pf",-1,4]',
+        b'[["x","y"],"pf",1,4]',
+        b'[["x","y"],"pf",0,4.0]',
+        b'[["x","y"],"pf",0,1e400]',
+        b"\xff\xfe",
+        pickle.dumps(FORM),
+    ],
+    ids=repr,
+)
+def test_a_form_that_no_worker_writes_is_an_error_that_says_whose_it_is(content: bytes) -> None:
+    forms = np.zeros((2, 1024), np.uint8)
+    infos = FloatInfos(np.zeros((16, 4)), forms, np.zeros((2, 8), np.int64))
+    forms[1, : len(content)] = np.frombuffer(content, np.uint8)
+    with pytest.raises(SegmentError, match="the infos of worker 1 are damaged"):
+        infos.form(1)
+
+
+def test_keys_of_any_characters_arrive() -> None:
+    keys = ("\0", "\ud800", "ä\N{SNAKE}", '"\\', "")
+    forms, progress = np.zeros((1, 1024), np.uint8), np.zeros((1, 8), np.int64)
+    writer, reader = (FloatInfos(np.zeros((16, 1)), forms, progress) for _ in range(2))
+    assert writer.write(0, keys, "ppppp", 0, np.arange(5.0).tobytes())
+    assert writer.write(0, keys[:1], "p", 0, np.zeros(1).tobytes())  # a shorter one behind a longer one
+    assert reader.form(0).keys == keys[:1]
+    assert writer.write(0, keys, "ppppp", 0, np.arange(5.0).tobytes())
+    assert reader.form(0).keys == keys

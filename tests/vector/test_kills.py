@@ -102,8 +102,11 @@ class CheckedRun:
         before, self.peers = self.peers, peers_of(self.envs)
         self.all_peers.update(self.peers)
         changed = [worker for worker, peer in enumerate(before) if peer != self.peers[worker]]
-        assert {before[worker] for worker in changed} <= self.injector.killed, "restarted a living worker"
+        assert all(self.may_have_died(before[worker]) for worker in changed), "restarted a living worker"
         return {env for worker in changed for env in self.envs._workers.handles[worker].envs}
+
+    def may_have_died(self, worker: Peer) -> bool:
+        return worker in self.injector.killed
 
     def reset(self, mask: Any = None) -> None:
         options = None if mask is None else {"reset_mask": mask}
@@ -156,17 +159,20 @@ class CheckedRun:
         if self.ledger.mode == "Disabled" and over.any():
             self.reset(over)
 
+    def turn(self) -> None:
+        draw = self.random.random()
+        if draw < 0.05:
+            self.reset()
+        elif draw < 0.4:
+            self.send_and_receive()
+        else:
+            self.step()
+
     def run(self) -> None:
         self.reset()
         self.injector.start()
         while self.injector.is_alive() or self.injector.to_raise:
-            draw = self.random.random()
-            if draw < 0.05:
-                self.reset()
-            elif draw < 0.4:
-                self.send_and_receive()
-            else:
-                self.step()
+            self.turn()
         self.injector.join()
         for _ in range(20):  # without faults again
             self.step()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 
+from memlane._native import PROGRESS_STEPS
 from memlane.core import Peer, names
 from memlane.vector import AsyncVectorEnv, RemoteTraceback, RestartLimit, WorkerDied
 from tests.support.failing_envs import (
@@ -173,6 +174,15 @@ def test_the_text_counts_the_steps_of_the_worker() -> None:
             envs.step(actions())
         with pytest.raises(WorkerDied, match="environment 2, after 17 steps"):
             envs.step(actions(e2=KILL))
+
+
+def test_a_count_of_steps_that_a_stray_store_left_is_not_below_0() -> None:
+    with vector() as envs:
+        envs.reset()
+        envs._workers.handles[1]._progress[PROGRESS_STEPS] = -5
+        kill(envs, 1)
+        with pytest.raises(WorkerDied, match="after 0 steps"):
+            envs.step(actions())
 
 
 @pytest.mark.parametrize("then", ["step", "reset", "call", "send"])
@@ -909,7 +919,16 @@ def test_a_new_worker_that_hangs_while_it_makes_its_environments_is_killed(tmp_p
     with vector(on_error="restart", step_timeout=0.2, max_restarts=1, factory_fault=fault, context="fork") as envs:
         envs.reset()
         fault.write_text(str(SLEEP))
-        with pytest.raises(RestartLimit, match=r"did not make its environments within .* s \(see step_timeout\)"):
+        with pytest.raises(RestartLimit, match=r"did not build its environments within .* s \(see step_timeout\)"):
+            envs.step(actions(e2=KILL))
+
+
+def test_a_new_worker_that_hangs_is_killed_after_the_start_timeout_without_a_step_timeout(tmp_path: Path) -> None:
+    fault = tmp_path / "fault"
+    with vector(on_error="restart", start_timeout=5, max_restarts=1, factory_fault=fault, context="fork") as envs:
+        envs.reset()
+        fault.write_text(str(SLEEP))
+        with pytest.raises(RestartLimit, match=r"did not build its environments within 5 s \(see start_timeout\)"):
             envs.step(actions(e2=KILL))
 
 

@@ -502,8 +502,10 @@ def check_int(name: str, value: Any, minimum: int, alternatives: str = "") -> in
     try:
         number = operator.index(value)
     except TypeError:
-        number = -1
-    if not minimum <= number < 2**31:
+        number = minimum - 1
+    if number >= 2**31:
+        raise ValueError(f"{name} must be at most {2**31 - 1}, found {number}")
+    if number < minimum:
         raise ValueError(f"{name} must be {alternatives}an integer of at least {minimum}, found {value!r}")
     return number
 

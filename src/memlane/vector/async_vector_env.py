@@ -145,6 +145,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         max_restarts: int = 10,
         restart_window: float = 60.0,
         step_timeout: float | None = None,
+        start_timeout: float | None = 600.0,
         pin_workers: bool | None = None,
         check_actions: CheckActions = "env",
     ) -> None:
@@ -173,6 +174,8 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             max_restarts: Restarts that are allowed within ``restart_window``.
             restart_window: Seconds over which restarts are counted.
             step_timeout: Seconds after which a worker that does not answer is killed and counts as dead; None: never.
+            start_timeout: Seconds within which each worker has to build its environments, at the start (``StartError``)
+                and at a restart; None: no limit. Without effect if ``num_workers`` is 0.
             pin_workers: Whether each worker is pinned to one core. Default: when there are as many workers as cores;
                 without it the kernel now and then runs two on one core and none on the other.
             check_actions: Who checks actions: "env", the environments alone, which get them in the form, dtype and
@@ -191,6 +194,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         as_count("max_restarts", max_restarts, 0)
         check_seconds("restart_window", restart_window)
         check_seconds("step_timeout", step_timeout, optional=True)
+        check_seconds("start_timeout", start_timeout, optional=True)
         info_spec = _check_info_spec(info_spec or {})
         self.env_fns = env_fns
         self.shared_memory = shared_memory
@@ -206,6 +210,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self.step_timeout = step_timeout
+        self.start_timeout = start_timeout
         self.check_actions = check_actions
         # A restart ends an episode, and in this mode the end has to show the last observation.
         self._keeps_observations = on_error == "restart" and self.autoreset_mode is AutoresetMode.SAME_STEP
@@ -230,6 +235,7 @@ class AsyncVectorEnv(VectorEnv[Any, Any, Any]):
             restart_envs=on_error == "restart",
             placement=placement,
             assets=assets,
+            start_timeout=start_timeout,
         )
         ready = self._workers.start()
         try:

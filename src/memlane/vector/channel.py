@@ -13,9 +13,11 @@ import struct
 import time
 from multiprocessing.connection import Connection
 
-from memlane.core import Peer, WaitTimeout
+from memlane.core import MemlaneError, Peer, WaitTimeout
 
 _LENGTH = struct.Struct("<q")
+_MAX_MESSAGE_BYTES = 1 << 40
+"""More than a machine has: a longer message is not one."""
 _MIN_READ_BYTES, _MAX_READ_BYTES = 1 << 14, 1 << 20
 
 
@@ -64,6 +66,12 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._read(_LENGTH.size, deadline)
         (length,) = _LENGTH.unpack_from(self._read_buffer)
+        if not 0 <= length <= _MAX_MESSAGE_BYTES:
+            sender = self.peer.name if self.peer else "the parent"
+            raise MemlaneError(
+                f"expected the length of a message from {sender}, found {length}: other code in that process has "
+                "written to this pipe; close file descriptors only once"
+            )
         self._read(_LENGTH.size + length, deadline)
         message = bytes(self._read_buffer[_LENGTH.size : _LENGTH.size + length])
         del self._read_buffer[: _LENGTH.size + length]

@@ -8,7 +8,7 @@ per step with messages and 145 without.
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,13 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlane._native import PROGRESS_FLOAT_FORMS, PROGRESS_FLOAT_INFOS
+from memlane.core import SegmentError
 from memlane.core.layout import FieldSpec
+from memlane.core.suggestions import excerpt
 from memlane.vector.infos import InfoColumn, PackedInfos
 
+_TYPES = "pdf"
+"""The types of floats, as ``infos.pack_floats`` returns them."""
 _MAX_KEYS = 16
 """Keys that there is room for; infos with more of them travel in messages."""
 _FORM_BYTES = 1024
-"""Bytes for the form of a worker's infos, pickled."""
+"""Bytes for the form of a worker's infos, as JSON that ends with a NUL. Not pickled: any process that maps the memory
+can overwrite it, and a pickle is code."""
 
 
 class FloatForm(NamedTuple):
@@ -64,7 +69,7 @@ class FloatInfos:
         form = FloatForm(keys, types, first_env, values.shape[1])
         number, last = self._forms.get(worker, (0, None))
         if form != last:
-            content = pickle.dumps(tuple(form))
+            content = json.dumps(form).encode() + b"\0"
             if len(content) > _FORM_BYTES:
                 return False
             self._form_bytes[worker, : len(content)] = np.frombuffer(content, np.uint8)
@@ -79,8 +84,29 @@ class FloatInfos:
         number = int(self._progress[worker, PROGRESS_FLOAT_FORMS])
         known = self._forms.get(worker)
         if known is None or known[0] != number:
-            known = self._forms[worker] = number, FloatForm(*pickle.loads(self._form_bytes[worker].tobytes()))
+            known = self._forms[worker] = number, self._read_form(worker)
         return known[1]
+
+    def _read_form(self, worker: int) -> FloatForm:
+        text = self._form_bytes[worker].tobytes().partition(b"\0")[0]
+        try:
+            keys, types, first_env, num_envs = json.loads(text)
+            form = FloatForm(tuple(keys), types, first_env, num_envs)
+            valid = (
+                [type(part) for part in (keys, types, first_env, num_envs)] == [list, str, int, int]
+                and all(isinstance(key, str) for key in form.keys)
+                and len(set(form.keys)) == len(form.keys) == len(types) <= _MAX_KEYS
+                and set(types) <= set(_TYPES)
+                and 0 <= first_env <= first_env + num_envs <= self._values.shape[1]
+            )
+        except (ValueError, TypeError, RecursionError):
+            valid = False
+        if not valid:
+            raise SegmentError(
+                f"the infos of worker {worker} are damaged: expected keys, types and environments of floats, found "
+                f"{excerpt(text)}; a process has overwritten the shared memory"
+            )
+        return form
 
     def forget(self, worker: int) -> None:
         """Forget the form of a worker whose process was replaced: the new process counts its forms from 1."""

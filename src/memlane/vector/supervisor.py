@@ -452,8 +452,7 @@ class Supervisor:
             raise death
         self._count_invalid = True
         message = self._last_messages.get(handle.worker)
-        # Building environments may take longer than a step: allow ten times as long as the first start took.
-        limit = self._step_timeout and self._step_timeout + 10 * self._pool.start_seconds
+        limit, setting = self._restart_limit()
         while True:
             self._count_restart(str(death), death)
             try:
@@ -467,7 +466,7 @@ class Supervisor:
             except WorkerDied as next_death:
                 death = next_death
             except WaitTimeout:
-                death = self._kill_hung(handle, f"make its environments within {limit:g} s (see step_timeout)")
+                death = self._kill_hung(handle, f"build its environments within {limit:g} s (see {setting})")
             except Exception as error:
                 self.broken = f"worker {handle.worker} could not be restarted: {error}"
                 raise
@@ -475,6 +474,16 @@ class Supervisor:
                 self.broken = f"Ctrl-C interrupted the restart of worker {handle.worker}"
                 handle.kill()  # half started, it would not answer close()
                 raise
+
+    def _restart_limit(self) -> tuple[float | None, str]:
+        """How long a restarted worker may build its environments, and the setting that limits it."""
+        limit, setting = self._pool.start_timeout, "start_timeout"
+        if self._step_timeout is not None:
+            # Building environments may take longer than a step: allow ten times as long as the first start took.
+            derived = self._step_timeout + 10 * self._pool.start_seconds
+            if limit is None or derived < limit:
+                return derived, "step_timeout"
+        return limit, setting
 
     def _restore_worker(self, handle: WorkerHandle, message: tuple[Any, ...] | None, cause: str) -> None:
         """Bring a new process to the point where the old one died. Environments that were to be stepped are reset and

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from memlane._native import (
 )
 from memlane.core import Peer, Segment
 from memlane.core.children import THREAD_LIMITS
-from memlane.core.liveness import die_with
+from memlane.core.liveness import die_with, leave_signals_to
 from memlane.core.suggestions import excerpt
 from memlane.vector.channel import Channel
 from memlane.vector.errors import episode_ended
@@ -72,7 +71,7 @@ class Task:
 def work(task: Task, connection: Connection, parent: Peer) -> None:
     """The worker's main function."""
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what it means
+    leave_signals_to(parent)
     if task.core is not None:
         os.sched_setaffinity(0, {task.core})
     # For libraries that are loaded from here on: with a thread per core in each worker, the threads would share cores.

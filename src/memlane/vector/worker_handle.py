@@ -20,7 +20,7 @@ from memlane._native import (
     PROGRESS_MESSAGES_SENT,
     PROGRESS_STEPS,
 )
-from memlane.core import Peer
+from memlane.core import Peer, PeerDied
 from memlane.core.children import exit_of, start_child
 from memlane.core.process_limits import require_descriptors
 from memlane.vector.channel import Channel
@@ -91,8 +91,11 @@ class WorkerHandle:
                 start_child(process)
             undo.callback(_end, process)
             assert process.pid is not None
-            peer = Peer.of(process.pid)
-            self.peer = WorkerPeer(peer.pid, peer.start, self)
+            try:
+                start = Peer.of(process.pid).start
+            except PeerDied:  # it has ended already; what it sent, or its death, is reported by `receive_ready`
+                start = 0
+            self.peer = WorkerPeer(process.pid, start, self)
             undo.callback(self.peer.close)
             self.channel = Channel(parent_end)
             self.channel.watch(self.peer)
@@ -171,7 +174,7 @@ class WorkerHandle:
             index = int(progress[PROGRESS_CURRENT_ENV])
             if self.pending and 0 <= index < len(self.envs):
                 current = f"; it was at environment {self.envs[index]}, last seed {self.seeds[index]}"
-            steps = f"after {int(progress[PROGRESS_STEPS])} steps"
+            steps = f"after {max(0, int(progress[PROGRESS_STEPS]))} steps"  # a stray store leaves any number
         message = f"{cause}, with {envs}, {steps}{current}" + (f"; this process {waiting}" if waiting else "")
         return WorkerDied(message, peer=self.peer, worker=self.worker, envs=self.envs)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing as mp
 import multiprocessing.connection
+import multiprocessing.util
+import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +20,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from memlane._native import COMMAND_CLOSE
-from memlane.core import Segment
+from memlane.core import Segment, StartError
 from memlane.core.children import ensure_fork_server, one_thread_each, without_main_module
 from memlane.core.process_limits import explained_start, require_startable
 from memlane.vector.local_worker import LocalWorker
@@ -28,6 +32,10 @@ from memlane.vector.worker_handle import WatchedPeers, WorkerHandle
 
 _QUIET_SECONDS = 3.0
 """A start that takes longer prints its progress, each time that this many seconds have passed."""
+_started: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+"""Pools whose workers may run."""
+_MAX_NAMED = 4
+"""Workers that an error names; of more, it has the number."""
 
 
 class WorkerPool:
@@ -45,11 +53,14 @@ class WorkerPool:
         restart_envs: bool,
         placement: Placement,
         assets: dict[str, Segment],
+        start_timeout: float | None,
     ) -> None:
         self._context = mp.get_context(context or "forkserver")
         self._daemon = daemon
         self._name = name
         self._peers: WatchedPeers | None = None
+        self.start_timeout = start_timeout
+        """Seconds within which a worker has to build its environments; None: no limit."""
         self.start_seconds = 0.0
         """How long the start of all workers took, until their environments existed."""
         self.placement = placement
@@ -78,6 +89,8 @@ class WorkerPool:
     def start(self) -> list[Ready]:
         """Start all workers at once; returns when the environments of all of them exist."""
         began = time.monotonic()
+        _kill_at_exit(os.getpid())
+        _started.add(self)
         try:
             if self.local is not None:
                 self._start(self.local)
@@ -119,19 +132,34 @@ class WorkerPool:
         began = time.monotonic()
         ready: dict[int, Ready] = {}
         while len(ready) < len(self.handles):
+            seconds = time.monotonic() - began
+            if self.start_timeout is not None and seconds >= self.start_timeout:
+                raise self._start_timed_out([handle for handle in self.handles if handle.worker not in ready])
             connections = {handle.channel.connection: handle for handle in self.handles if handle.worker not in ready}
             sentinels = {
                 handle.process.sentinel: handle for handle in connections.values() if handle.process is not None
             }
-            signalled = multiprocessing.connection.wait([*connections, *sentinels], timeout=_QUIET_SECONDS)
+            left = _QUIET_SECONDS if self.start_timeout is None else min(_QUIET_SECONDS, self.start_timeout - seconds)
+            signalled = multiprocessing.connection.wait([*connections, *sentinels], timeout=left)
             for source in signalled:
                 handle = connections.get(source) or sentinels[source]  # type: ignore[call-overload,index]
                 if handle.worker not in ready:
                     ready[handle.worker] = handle.receive_ready()
-            if not signalled:
-                seconds = time.monotonic() - began
+            if not signalled and (seconds := time.monotonic() - began) >= _QUIET_SECONDS:
                 print(f"memlane: {len(ready)} of {len(self.handles)} workers ready, {seconds:.0f} s", file=sys.stderr)
         return [ready[handle.worker] for handle in self.handles]
+
+    def _start_timed_out(self, late: list[WorkerHandle]) -> StartError:
+        names = ", ".join(
+            f"{handle.worker} (pid {handle.peer.pid}, environments {handle.envs.start} to {handle.envs.stop - 1})"
+            for handle in late[:_MAX_NAMED]
+        )
+        more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
+        return StartError(
+            f"{len(late)} of {len(self.handles)} workers did not build their environments within "
+            f"start_timeout={self.start_timeout:g} s and were killed: {names}{more}; a function of env_fns hangs, or "
+            "needs longer: raise start_timeout, or pass None for no limit"
+        )
 
     @property
     def pids(self) -> list[int]:
@@ -166,6 +194,19 @@ class WorkerPool:
             handle.release()
             for asset in handle.task.assets.values():
                 asset.close()
+
+
+@functools.cache
+def _kill_at_exit(pid: int) -> None:  # noqa: ARG001
+    """Kill workers that were not closed when this process, ``pid``, ends. multiprocessing would send them SIGTERM and
+    wait for their end, but they leave that signal to this process."""
+    multiprocessing.util.Finalize(None, _kill_started, exitpriority=0)
+
+
+def _kill_started() -> None:
+    for pool in list(_started):
+        for handle in pool.handles:
+            handle.kill()
 
 
 @contextlib.contextmanager
