@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=1_000_000, help="maximum number of kills")
     parser.add_argument("--max-steps", type=int, default=1_000_000, help="environment steps after which training stops")
     parser.add_argument("--target", type=float, default=475, help="mean return at which training stops")
-    parser.add_argument("--run-dir", help="run directory (default: runs/CartPole-v1-<time>)")
+    parser.add_argument("--run-dir", help="run directory (default: runs/CartPole-v1-appo-s0-<time>)")
     args = parser.parse_args()
 
     killer = Killer(args.every, args.kills)

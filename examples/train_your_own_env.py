@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60_000, help="environment steps to train for")
     parser.add_argument("--collectors", type=int, default=1, help="processes that step environments")
-    parser.add_argument("--run-dir", help="run directory (default: runs/Docking-<time>)")
+    parser.add_argument("--run-dir", help="run directory (default: runs/Docking-appo-s0-<time>)")
     args = parser.parse_args()
 
     print(f"mean return of random actions: {mean_return_of_random_actions():.1f}")

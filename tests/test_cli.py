@@ -22,7 +22,8 @@ from memlane.native import built_in_names
 from memlane.native.lowlevel import open_library
 from memlane.native.new import new
 from memlane.train.algorithms import ALGORITHMS
-from tests.support.processes import within
+from memlane.train.run_dir import holder_of
+from tests.support.processes import wait_for, within
 
 COMMAND = Path(sys.executable).with_name("memlane")
 
@@ -165,7 +166,7 @@ def test_training_leaves_a_whole_run_and_says_what_comes_next(
     folder, said = trained
     assert (said.returncode, said.stderr) == (0, "")
     there = {file.name.partition(".out")[0] for file in folder.iterdir()}
-    assert there == {"checkpoint.pt", "config.json", "events", "metrics.csv", "report.html", "result.json"}
+    assert there == {"checkpoint.pt", "config.json", "events", "metrics.csv", "report.html", "result.json", "run.lock"}
     made = json.loads((folder / "result.json").read_text())
     assert len((folder / "metrics.csv").read_text().splitlines()) == 1 + made["iteration"]
     assert made["env_steps"] >= 3 * STEPS
@@ -210,30 +211,128 @@ def test_resume_goes_on_counting_and_json_is_a_line_for_each_update(
     assert json.loads((folder / "config.json").read_text())["max_steps"] == 5 * STEPS
 
 
-def test_ctrl_c_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: Path) -> None:
+SIGNALS = {
+    "Ctrl-C": (signal.SIGINT, 130, ("--collectors", "2")),
+    "SIGTERM": (signal.SIGTERM, 143, ("--collectors", "2", "--backend", "gymnasium", "--set", "env_workers=1")),
+    "SIGHUP": (signal.SIGHUP, 129, ("--algo", "dqn")),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_in_mid_training_saves_is_quiet_and_leaves_no_process(tmp_path: Path, name: str) -> None:
+    number, code, arguments = SIGNALS[name]
     folder = tmp_path / "run"
-    # A terminal sends Ctrl-C to all of its foreground processes.
-    command = subprocess.Popen(
-        [COMMAND, "train", "CartPole-v1", "--collectors", "2", "--target", "inf", "--run-dir", folder, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    # A terminal, `timeout` and batch systems send a signal to all processes of a program.
+    command = start_training("--num-envs", "4", "--target", "inf", "--run-dir", folder, "--json", *arguments)
     assert command.stdout is not None
-    said = [json.loads(command.stdout.readline()) for _ in range(6)]  # start, two collectors, three updates
-    collectors = [one["pid"] for one in said if one["kind"] == "collector_joined"]
-    os.killpg(command.pid, signal.SIGINT)
-    out, err = command.communicate(timeout=within(100))
-    assert (command.returncode, err) == (130, "")
-    result = objects(out)[-1]
-    assert (result["kind"], result["stopped_by"], result["evaluation"]) == ("result", "Ctrl-C", {})
+    assert command.stderr is not None
+    said: list[dict[str, Any]] = []
+    while [one["kind"] for one in said].count("update") < 3:
+        said.append(json.loads(command.stdout.readline()))
+    if name == "SIGTERM":
+        os.kill(command.pid, number)  # as `timeout` does: first to its child, then to the group
+    os.killpg(command.pid, number)
+    said += objects(command.stdout.read())  # communicate() would skip what readline() has buffered
+    err = command.stderr.read()
+    assert (command.wait(within(100)), err) == (code, "")
+    assert (said[-1]["kind"], said[-1]["stopped_by"], said[-1]["evaluation"]) == ("result", name, {})
+    assert not [one for one in said if one["kind"] == "collector_lost"]
     assert {"checkpoint.pt", "report.html", "result.json"} <= {file.name for file in folder.iterdir()}
-    assert len(collectors) == 2
+    command.stdout.close()
+    command.stderr.close()
     deadline = time.monotonic() + 5  # the fork server sees the end of its pipe
     while (left := session_of(command.pid)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert left == []
+
+
+def start_training(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [COMMAND, "train", "CartPole-v1", *arguments],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True, **options},
+    )
+
+
+def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    master, terminal = os.openpty()
+    folder = tmp_path / "run"
+    command = start_training(
+        "--num-envs", "4", "--target", "inf", "--run-dir", folder, start_new_session=False, stdout=None, stderr=None,
+        preexec_fn=lambda: os.login_tty(terminal),
+    )  # fmt: skip
+    os.close(terminal)
+    with command:
+        try:
+            assert wait_for(lambda: (folder / "metrics.csv").exists(), within(60))
+            os.close(master)
+            assert command.wait(within(100)) == 129
+        finally:
+            command.kill()
+    assert json.loads((folder / "result.json").read_text())["stopped_by"] == "SIGHUP"
+    assert (folder / "checkpoint.pt").exists()
+
+
+def test_two_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path: Path) -> None:
+    arguments = ("--max-steps", str(3 * STEPS), "--set", "update_epochs=1", "--json")
+    commands = [start_training(*arguments, cwd=tmp_path) for _ in range(2)]
+    told = [objects(command.communicate(timeout=within(100))[0]) for command in commands]
+    assert [command.returncode for command in commands] == [0, 0]
+    made = {tmp_path / one[0]["run_dir"] for one in told}
+    assert made == set((tmp_path / "runs").iterdir())
+    assert len(made) == 2
+    for folder in made:
+        assert re.fullmatch(r"CartPole-v1-appo-s0-\d{8}-\d{6}(-2)?", folder.name)
+        rows = [int(line.split(",")[0]) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+        assert rows == list(range(1, len(rows) + 1))
+
+
+def test_a_directory_in_which_another_process_trains_is_refused_and_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_warm_up", lambda: None)
+    folder = tmp_path / "run"
+    limits = ("--num-envs", "4", "--target", "inf", "--max-steps", str(10**9), "--save-seconds", "0.01")
+    command = start_training(*limits, "--run-dir", folder, stdout=subprocess.DEVNULL)
+    try:
+        assert wait_for(lambda: (folder / "checkpoint.pt").exists(), within(60))
+        assert cli.main(["train", "CartPole-v1", "--run-dir", str(folder)]) == 1
+        assert capsys.readouterr().err == f"error: {folder} has a run already: resume it, or choose another directory\n"
+        assert cli.main(["resume", str(folder)]) == 1
+        assert re.fullmatch(
+            rf"error: {folder} is in use: pid {command.pid} \(.*\) trains in it; wait until it has ended, or choose "
+            "another directory\n",
+            capsys.readouterr().err,
+        )
+        assert cli.main(["runs", str(tmp_path), "--json"]) == 0
+        (line,) = objects(capsys.readouterr().out)
+        assert (line["state"], line["env"], line["path"]) == ("running", "CartPole-v1", str(folder))
+        assert cli.main(["report", str(folder)]) == 0
+        assert cli.main(["eval", str(folder), "--episodes", "1"]) == 0
+    finally:
+        command.kill()
+        command.communicate()
+    capsys.readouterr()
+    assert cli.main(["runs", str(tmp_path), "--json"]) == 0
+    (line,) = objects(capsys.readouterr().out)
+    assert line["state"] == "killed"
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_what_to_add(
+    trained: tuple[Path, subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "_warm_up", lambda: None)
+    folder = Path(shutil.copytree(trained[0], tmp_path / "copy"))
+    assert cli.main(["resume", str(folder)]) == 0
+    said, errors = capsys.readouterr()
+    assert errors == ""
+    assert "the run was finished before, and nothing was trained. The last command below trains on" in said
+    assert said.endswith(f"memlane resume {folder} --max-steps {6 * STEPS}\n")
+    assert cli.main(["resume", str(folder), "--json"]) == 0
+    (found,) = objects(capsys.readouterr().out)
+    assert (found["kind"], found["stopped_by"]) == ("result", "max_steps")
 
 
 def session_of(leader: int) -> list[int]:
@@ -288,6 +387,8 @@ WRONG = {
     "no environments": ["CartPole-v1", "--num-envs", "0"],
     "no collectors": ["CartPole-v1", "--collectors", "0"],
     "no steps": ["CartPole-v1", "--max-steps", "0"],
+    "less than no time": ["CartPole-v1", "--max-seconds", "-5"],
+    "no time between checkpoints": ["CartPole-v1", "--save-seconds", "0"],
     "a library that is not there": ["nowhere.so"],
     "a run directory that cannot be": ["CartPole-v1", "--run-dir", "/proc/run"],
     "a backend that has it not": ["Hopper-v5", "--backend", "native"],
@@ -307,7 +408,7 @@ def test_a_training_that_cannot_be_is_one_message_and_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["resume", "eval"])
+@pytest.mark.parametrize("name", ["resume", "eval", "report"])
 def test_a_folder_that_is_no_run_is_one_message(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -324,6 +425,102 @@ def test_a_run_is_not_overwritten(
     assert cli.main(["train", "CartPole-v1", "--run-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().err.endswith("has a run already: resume it, or choose another directory\n")
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.csv"]
+
+
+# --------------------------------------------------------------------------------------------------------- several runs
+
+
+def test_runs_lists_every_run_with_its_state(trained: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    heading, line = memlane("runs", trained[0].parent).stdout.splitlines()
+    assert heading.split() == ["env", "algo", "seed", "steps", "return", "state", "run"]
+    words = line.split()
+    assert (words[:3], words[5:]) == (["CartPole-v1", "appo", "0"], ["finished", str(trained[0])])
+
+
+def test_runs_of_a_directory_without_any_says_so(tmp_path: Path) -> None:
+    said = memlane("runs", cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (0, "runs has no runs; `memlane train` makes one in runs/\n")
+
+
+def test_report_writes_the_report_again(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(trained[0], tmp_path / "copy"))
+    (folder / "report.html").unlink()
+    assert cli.main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}/report.html\n"
+    assert "CartPole-v1" in (folder / "report.html").read_text()
+
+
+def test_compare_writes_a_page(
+    trained: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compare", str(trained[0]), "--output", str(tmp_path / "page.html")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/page.html\n"
+    assert "1 run in 1 group" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["compare"], ["compare", "nowhere"]])
+def test_nothing_to_compare_is_a_wrong_call(arguments: list[str], tmp_path: Path) -> None:
+    said = memlane(*arguments, cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("error: ")
+
+
+TINY = ("--num-envs", "4", "--set", "update_epochs=1", "num_steps=8", "network.hidden=(8,)")
+
+
+def test_a_sweep_trains_every_seed_and_names_a_run_that_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    (folder / "CartPole-v1-appo-s1").touch()  # no directory can be made there
+    limits = ("--seeds", "3", "--parallel", "3", "--max-steps", "64")
+    said = memlane("sweep", "CartPole-v1", *limits, "--dir", folder, *TINY)
+    assert (said.returncode, said.stderr) == (1, "")
+    lines = said.stdout.splitlines()
+    assert lines[0] == f"3 runs in {folder}, 3 at a time"
+    assert len(re.findall(r": the limit of 64 steps is reached; \d+ steps, return ", said.stdout)) == 2
+    (failure,) = [line for line in lines if "CartPole-v1-appo-s1: failed: error: the run directory" in line]
+    assert failure.endswith(f"({folder}/CartPole-v1-appo-s1.log)")
+    assert lines[-1] == "1 of 3 runs failed: CartPole-v1-appo-s1; their .log files say why"
+    assert "2 runs in 1 group" in (folder / "compare.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["Ctrl-C", "SIGTERM"])
+def test_a_signal_stops_all_runs_of_a_sweep_and_keeps_what_there_is(tmp_path: Path, name: str) -> None:
+    number, code, _ = SIGNALS[name]
+    folder = tmp_path / "sweep"
+    command = subprocess.Popen(
+        [COMMAND, "sweep", "CartPole-v1", "--seeds", "3", "--parallel", "2", "--target", "inf", "--dir", folder, *TINY],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        runs = [folder / f"CartPole-v1-appo-s{seed}" for seed in range(2)]
+        assert wait_for(lambda: all((run / "metrics.csv").exists() for run in runs), within(60))
+        os.killpg(command.pid, number)
+        out, err = command.communicate(timeout=within(100))
+    finally:
+        command.kill()
+    assert (command.returncode, err) == (code, "")
+    assert f"{name}: waiting for 2 runs to save and stop" in out
+    assert [json.loads((run / "result.json").read_text())["stopped_by"] for run in runs] == [name, name]
+    assert not (folder / "CartPole-v1-appo-s2").exists()
+    assert "2 runs in 1 group" in (folder / "compare.html").read_text()
+
+
+def test_the_runs_of_a_sweep_that_is_killed_save_and_stop(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    run = folder / "CartPole-v1-appo-s0"
+    command = subprocess.Popen(
+        [COMMAND, "sweep", "CartPole-v1", "--seeds", "1", "--target", "inf", "--dir", folder, *TINY],
+        stdout=subprocess.DEVNULL,
+    )
+    assert wait_for(lambda: (run / "metrics.csv").exists(), within(60))
+    command.kill()
+    command.wait()
+    assert wait_for(lambda: (run / "result.json").exists())
+    assert json.loads((run / "result.json").read_text())["stopped_by"] == "SIGTERM"
+    assert wait_for(lambda: holder_of(run) is None)
 
 
 # -------------------------------------------------------------------------------------------------------- the machine

@@ -67,6 +67,13 @@ def zip_of_nothing(file: Path) -> None:
         content.writestr("hello", "hello")
 
 
+def span_two_disks(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    locator = content.rindex(b"PK\x06\x07")
+    content[locator + 16] = 2
+    file.write_bytes(content)
+
+
 CONFIG, CHECKPOINT, METRICS = "config.json", "checkpoint.pt", "metrics.csv"
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "config is empty": lambda run: (run / CONFIG).write_bytes(b""),
@@ -86,8 +93,11 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
     "the seed is a text": lambda run: change_options(run, seed="one"),
     "the settings are a list": lambda run: change_options(run, config=[1, 2]),
     "a setting is unknown": lambda run: change_options(run, config={"mood": "good"}),
+    "a setting is out of range": lambda run: change_options(run, config={"gamma": 7.98}),
+    "the network is larger than any memory": lambda run: change_options(run, config={"network": {"hidden": [10**14]}}),
     "a setting of the environment is unknown": lambda run: change_options(run, env_settings={"mood": 1}),
     "the network is another": lambda run: change_options(run, config={"network": {"hidden": [4, 4]}}),
+    "the checkpoint spans two disks": lambda run: span_two_disks(run / CHECKPOINT),
     "checkpoint is missing": lambda run: (run / CHECKPOINT).unlink(),
     "checkpoint is empty": lambda run: (run / CHECKPOINT).write_bytes(b""),
     "checkpoint is cut off": lambda run: cut(run / CHECKPOINT),
@@ -132,7 +142,7 @@ def test_a_run_that_is_damaged_where_only_a_resume_looks_is_one_error(
     kind: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     DAMAGE_OF_RESUME[kind](run_dir)
-    require_one_error(capsys, "resume", run_dir)
+    require_one_error(capsys, "resume", run_dir, "--max-steps", 3 * STEPS)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"reason": 1, "env_steps": "x", "stopped_by": "max_steps"}', "\0"])
@@ -173,14 +183,15 @@ def test_a_library_that_a_run_names_is_loaded_only_if_it_is_trusted(
     assert f"{library} cannot be loaded" in require_one_error(capsys, command, run_dir, "--trust")
 
 
-@pytest.mark.parametrize("name", ["config.json", "checkpoint.pt", "result.json", "report.html", "evaluation.gif"])
-@pytest.mark.parametrize("suffix", ["", ".new"])
-def test_a_link_in_a_run_is_replaced_and_not_followed(name: str, suffix: str, run_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["config.json", "checkpoint.pt", "result.json", "report.html", "run.lock", "evaluation.gif"]
+)
+def test_a_link_in_a_run_is_replaced_and_not_followed(name: str, run_dir: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     original = (run_dir / name).read_bytes() if (run_dir / name).exists() else b""
     victim.write_bytes(original)
-    (run_dir / (name + suffix)).unlink(missing_ok=True)
-    (run_dir / (name + suffix)).symlink_to(victim)
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).symlink_to(victim)
     if name == "evaluation.gif":
         assert cli.main(["eval", str(run_dir), "--episodes", "1", "--render", "gif"]) == 0
     else:

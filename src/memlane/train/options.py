@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -26,6 +25,9 @@ from memlane.train.algorithms import ALGORITHMS, algorithm_for
 from memlane.train.environments import backend_for, check_backend
 from memlane.train.field_docs import document_fields
 from memlane.train.presets import preset_for
+
+RUNS_DIR = Path("runs")
+"""Where new run directories are made."""
 
 
 class OptionError(MemlaneError, ValueError):
@@ -70,14 +72,16 @@ class Options:
     target: float | None = None
     """Mean return of the last 100 episodes at which the training stops; None: from the preset, if it has one."""
     run_dir: str | Path | None = None
-    """Directory of the run; None: ``runs/<env>-<time>``."""
+    """Directory of the run; None: a new one, ``runs/<env>-<algo>-s<seed>-<time>``."""
     max_lag: int = 1
     """Weight versions that the learner may be ahead of a rollout it learns from; 0: synchronous."""
     deterministic: bool = False
-    """Give the same results for the same seed. Collectors and learner then take turns, which is slower. The run stops
-    only at a checkpoint, every ``save_interval`` updates; Ctrl-C stops it after the current update and saves none."""
+    """Give the same results for the same seed. Collectors and learner then take turns, which is slower. A run that is
+    resumed repeats the updates since the last multiple of ``save_interval``, with the same results."""
     save_interval: int = 50
     """Updates between two checkpoints."""
+    save_seconds: float = 60.0
+    """Most seconds between two checkpoints, if an update does not take longer."""
     device: str = "cpu"
     """Torch device of the learner."""
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -107,7 +111,6 @@ def resolve_options(options: Options) -> Options:
         num_envs=preset.num_envs if options.num_envs is None else options.num_envs,
         max_steps=preset.max_steps if options.max_steps is None else options.max_steps,
         target=preset.target if options.target is None else options.target,
-        run_dir=options.run_dir or Path("runs") / f"{env_label(options.env)}-{time.strftime('%Y%m%d-%H%M%S')}",
         config=config,
     )
 
@@ -137,6 +140,8 @@ def _check_options(options: Options) -> Options:
             raise OptionError(f"{name} must be at least 1, found {value}")
     if options.max_seconds is not None and options.max_seconds <= 0:
         raise OptionError(f"max_seconds must be above 0, found {options.max_seconds:g}; leave it out for no limit")
+    if options.save_seconds <= 0:
+        raise OptionError(f"save_seconds must be above 0, found {options.save_seconds:g}; inf saves by updates only")
     for name in RUNNER_OPTIONS:
         if name in options.config:
             value = options.config[name]
@@ -212,7 +217,7 @@ RUNNER_OPTIONS = ("seed", "collectors", "max_lag", "deterministic")
 """Settings in ``rl_cfg`` that ``Options`` has a field for, so that ``Options.config`` must not have them."""
 
 _OPTION_NAMES = (
-    *RUNNER_OPTIONS, "algo", "num_envs", "backend", "target", "max_steps", "max_seconds", "run_dir",
+    *RUNNER_OPTIONS, "algo", "num_envs", "backend", "target", "max_steps", "max_seconds", "save_seconds", "run_dir",
 )  # fmt: skip
 """Options that a command line has flags for, so that ``--set`` refuses them."""
 

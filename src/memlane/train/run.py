@@ -1,13 +1,19 @@
 """Run: the directory of a training run, with its options, metrics and checkpoints.
 
-config.json      options and versions
-metrics.csv      one line per update
-events.out.*     the same metrics for TensorBoard, if it is installed
-checkpoint.pt    everything that is needed to resume
-replay.memlane   the replay, part of the checkpoint of an off-policy run
-result.json      why the training stopped, and the evaluation of its last policy
-report.html      plots
-evaluation.gif   an episode of the policy, if `memlane eval --render gif` has been called
+config.json        options and versions
+metrics.csv        one line per update
+events.out.*       the same metrics for TensorBoard, if it is installed
+checkpoint.pt      everything that is needed to resume
+replay-?.memlane   the replay of an off-policy run, part of the checkpoint that names it
+result.json        why the training stopped, and the evaluation of its last policy
+report.html        plots
+evaluation.gif     an episode of the policy, if `memlane eval --render gif` has been called
+run.lock           locked by the process that trains
+
+A checkpoint is complete when checkpoint.pt has been replaced, which is one step. The replay is saved before that, to
+the one of two files that the checkpoint before does not name. So a process that is killed at any instant leaves the
+checkpoint before, with its replay, or the new one, with its replay; and the disk holds two replays while a run goes on.
+Both files are written to the disk before they count, so a power loss does no more than a kill.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +34,8 @@ import torch
 
 from memlane.runner.protocols import Event
 from memlane.train.field_docs import document_fields
-from memlane.train.files import replacing
+from memlane.train.files import remove_temporary, replacing
+from memlane.train.run_dir import RunDirError, RunLock, has_run
 
 _RECENT_EPISODES = 100
 """Episodes that a mean return is taken over."""
@@ -89,16 +96,44 @@ class Metrics:
         self.env_share = times["env_ns"] / max(busy, 1)
 
 
+REPLAY_FILES = ("replay-0.memlane", "replay-1.memlane")
+"""The two files that the replay of an off-policy run is saved to in turn."""
+
+
 class Run:
-    """The directory of one training run. A run that the directory already has is continued."""
+    """The directory of one training run, which belongs to this process until ``close``: ``RunDirError`` if another one
+    trains in it. A run that the directory already has is continued, or with ``new`` refused."""
 
     def __init__(
-        self, run_dir: str | Path, config: Mapping[str, Any] | None = None, *, tensorboard: bool = True
+        self,
+        run_dir: str | Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        new: bool = False,
+        tensorboard: bool = True,
     ) -> None:
         self.run_dir = Path(run_dir)
+        self._lock: RunLock | None = None
+        self._pid = os.getpid()
+        self._rows: csv.DictWriter[str] | None = None
+        self._file: Any = None
+        self._board: Any = None
+        self.replay_file: str | None = None
+        """Name of the file with the replay of the last checkpoint."""
+        if new:
+            self._refuse_run()  # before anything is written; and again when no other process can start one
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        if config is not None:
-            self.write_config(config)
+        self._lock = RunLock(self.run_dir)
+        try:
+            if new:
+                self._refuse_run()
+            for name in ("config.json", "metrics.csv", "checkpoint.pt", "result.json"):
+                remove_temporary(self.run_dir / name)
+            if config is not None:
+                self.write_config(config)
+        except BaseException:
+            self._lock.close()
+            raise
         self.started = time.monotonic()
         self.seconds_before = 0.0
         """Seconds of training before this process resumed it."""
@@ -107,9 +142,16 @@ class Run:
         """Metrics of the last update."""
         self.listeners: list[Any] = []
         """Functions that are called with the metrics of each update."""
-        self._rows: csv.DictWriter[str] | None = None
-        self._file: Any = None
-        self._board = _open_tensorboard(self.run_dir) if tensorboard else None
+        self.save_listeners: list[Callable[[], object]] = []
+        """Functions that are called after each checkpoint."""
+        if not (self.run_dir / "checkpoint.pt").exists():
+            self._remove_other_replays()  # of another training, whose checkpoint was removed
+        if tensorboard:
+            self._board = _open_tensorboard(self.run_dir)
+
+    def _refuse_run(self) -> None:
+        if has_run(self.run_dir):
+            raise RunDirError(f"{self.run_dir} has a run already: resume it, or choose another directory")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json, in one step."""
@@ -119,8 +161,7 @@ class Run:
         """Complete the metrics of an update, write them, and call the listeners."""
         self.recent_returns.extend(metrics.returns)
         metrics.seconds = self.seconds_before + time.monotonic() - self.started
-        if self.recent_returns:
-            metrics.mean_return = sum(self.recent_returns) / len(self.recent_returns)
+        metrics.mean_return = self._mean_return()
         metrics.compare(self.latest, metrics.learn_ns, metrics.wait_ns)
         row = as_row(metrics)
         if self._rows is None:
@@ -136,6 +177,9 @@ class Run:
         for listener in self.listeners:
             listener(metrics)
 
+    def _mean_return(self) -> float:
+        return sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else math.nan
+
     def _open_rows(self, names: list[str]) -> None:
         path = self.run_dir / "metrics.csv"
         is_new = not path.exists() or not path.stat().st_size
@@ -145,27 +189,60 @@ class Run:
         if is_new:
             self._rows.writeheader()
 
-    def save(self, checkpoint: Mapping[str, Any]) -> Path:
-        """Replace checkpoint.pt in one step: a process that is killed meanwhile leaves the previous one."""
+    def save(self, checkpoint: Mapping[str, Any], resume_from: Mapping[str, Any] | None = None) -> Path:
+        """Replace checkpoint.pt in one step: a process that is killed meanwhile leaves the previous one.
+
+        ``resume_from`` is an earlier checkpoint (from ``complete``) that a resumed run has to start from instead.
+        """
         path = self.run_dir / "checkpoint.pt"
-        extra = {"seconds": self.latest.seconds, "recent_returns": list(self.recent_returns)}
-        with replacing(path) as file:
-            torch.save({**checkpoint, "run": extra}, file)
+        content = self.complete(checkpoint)
+        if resume_from is not None:
+            content["resume_from"] = dict(resume_from)
+        with replacing(path, durable=True) as file:
+            torch.save(content, file)
+        self.replay_file = (content if resume_from is None else resume_from).get("replay")
+        for listener in self.save_listeners:
+            listener()
         return path
 
-    def load(self) -> dict[str, Any]:
-        """Read the checkpoint, and continue the metrics from there."""
+    def complete(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Add to a checkpoint what this object needs to continue the metrics."""
+        return {**checkpoint, "run": {"seconds": self.latest.seconds, "recent_returns": list(self.recent_returns)}}
+
+    def load(self, *, latest: bool = False) -> dict[str, Any]:
+        """Read the checkpoint to resume from, and continue the metrics from there. With ``latest``, read the last state
+        that was saved: a deterministic run that was stopped between two checkpoints is resumed from the first of
+        them."""
         path = self.run_dir / "checkpoint.pt"
         if not path.exists():
             raise FileNotFoundError(
-                f"{self.run_dir} has no checkpoint.pt; a run writes one every save_interval updates"
+                f"{self.run_dir} has no checkpoint.pt; a run writes one every save_interval updates and every "
+                "save_seconds seconds"
             )
         checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        self.seconds_before = checkpoint["run"]["seconds"]
-        self.recent_returns.extend(checkpoint["run"]["recent_returns"])
+        to_resume: dict[str, Any] = checkpoint.get("resume_from", checkpoint)
+        self.replay_file = to_resume.get("replay")
+        if self.replay_file not in (None, *REPLAY_FILES):
+            raise ValueError(f"{path} names the replay {self.replay_file!r}, expected one of {REPLAY_FILES}")
+        if not latest:
+            checkpoint = to_resume
+        state = checkpoint["run"]
+        self.seconds_before = state["seconds"]
+        self.recent_returns.clear()
+        self.recent_returns.extend(state["recent_returns"])
         self.latest = Metrics(checkpoint["iteration"], checkpoint["env_steps"], seconds=self.seconds_before)
-        self._drop_rows_after(checkpoint["iteration"])
+        self.latest.mean_return = self._mean_return()
+        if not latest:
+            self._drop_rows_after(checkpoint["iteration"])
+            # A process that was killed while it saved may have left rows there that this run is going to make again,
+            # under the same numbers and with other contents: an incremental save would keep them.
+            self._remove_other_replays()
         return checkpoint
+
+    def _remove_other_replays(self) -> None:
+        for name in REPLAY_FILES:
+            if name != self.replay_file:
+                (self.run_dir / name).unlink(missing_ok=True)
 
     def _drop_rows_after(self, iteration: int) -> None:
         """Remove the updates after the checkpoint from metrics.csv: they will be made again."""
@@ -187,11 +264,21 @@ class Run:
         """Write a text file into the directory, in one step."""
         return _replace_file(self.run_dir / name, content.encode())
 
+    def remove(self, name: str) -> None:
+        """Remove a file from the directory, if it is there."""
+        (self.run_dir / name).unlink(missing_ok=True)
+
     def close(self) -> None:
+        """Close the files and give the directory up."""
         if self._file is not None:
             self._file.close()
         if self._board is not None:
             self._board.close()
+        if self.replay_file is not None and os.getpid() == self._pid:  # not in a forked child
+            self._remove_other_replays()  # that of the checkpoint before the last
+            self.replay_file = None
+        if self._lock is not None:
+            self._lock.close()
 
 
 def _number(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import platform
@@ -19,13 +20,16 @@ import gymnasium
 import numpy as np
 import torch
 
+from memlane.core import MemlaneError
 from memlane.train.algorithms import algorithm_for
 from memlane.train.algorithms.base import Algorithm
 from memlane.train.environments import make_envs
 from memlane.train.field_docs import document_fields
+from memlane.train.interrupts import Interrupts, deferred_interrupts
 from memlane.train.networks import leaf_arrays
 from memlane.train.options import (
     RUNNER_SETTINGS,
+    RUNS_DIR,
     OptionError,
     Options,
     build_config,
@@ -35,6 +39,7 @@ from memlane.train.options import (
     resolve_options,
 )
 from memlane.train.run import Metrics, Run
+from memlane.train.run_dir import RunDirError, make_run_dir, run_name
 from memlane.train.ui.report import write_report
 
 _EVALUATION_EPISODES = 20
@@ -44,8 +49,13 @@ _NO_LIMIT = 1 << 62
 """Updates: the target, steps and seconds limit a training run instead."""
 
 
-StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C"]
-"""What stopped a training run: the option that set the limit, or Ctrl-C."""
+_REPORT_SECONDS = 60.0
+_MAX_REPORT_SHARE = 0.01
+"""Share of the time that reports may take while a run goes on: one that takes 2 s is followed by the next after 200."""
+
+
+StoppedBy = Literal["target", "max_steps", "max_seconds", "Ctrl-C", "SIGTERM", "SIGHUP"]
+"""What stopped a training run: the option that set the limit, Ctrl-C, or a signal."""
 
 
 @document_fields
@@ -56,7 +66,8 @@ class Result:
     run_dir: Path
     """Directory of the run."""
     stopped_by: StoppedBy
-    """What stopped the training: ``"target"``, ``"max_steps"``, ``"max_seconds"`` or ``"Ctrl-C"``."""
+    """What stopped the training: ``"target"``, ``"max_steps"``, ``"max_seconds"``, ``"Ctrl-C"``, ``"SIGTERM"`` or
+    ``"SIGHUP"``."""
     reason: str
     """Why the training stopped, as text."""
     iteration: int
@@ -68,13 +79,14 @@ class Result:
     mean_return: float
     """Mean return of the last 100 episodes of the training; nan if none has ended."""
     evaluation: dict[str, Any]
-    """Evaluation of the last policy with deterministic actions: what ``evaluate`` returns. Empty after Ctrl-C."""
+    """Evaluation of the last policy with deterministic actions: what ``evaluate`` returns. Empty after Ctrl-C
+    and signals."""
 
 
 def train(
     options: Options,
     *,
-    on_start: Callable[[], object] | None = None,
+    on_start: Callable[[Path], object] | None = None,
     on_update: Callable[[Metrics], object] | None = None,
     resume: bool = False,
 ) -> Result:
@@ -83,38 +95,30 @@ def train(
         result = train(Options("CartPole-v1", collectors=2, max_seconds=60))
         print(result.reason, result.evaluation["mean_return"], result.run_dir / "report.html")
 
-    ``on_start`` is called before the collectors start, once the options and the environment have been checked.
-    ``on_update`` is called with the metrics of each update, between two updates. ``resume`` continues the run in
-    ``options.run_dir`` from its last checkpoint; options that its checkpoint depends on, such as the environment, the
-    algorithm and the network, must be the same. Options that cannot be used raise ``OptionError``.
+    ``on_start`` is called with the run directory before the collectors start, once the options and the environment have
+    been checked. ``on_update`` is called with the metrics of each update, between two updates. ``resume`` continues the
+    run in ``options.run_dir`` from its last checkpoint; options that its checkpoint depends on, such as the
+    environment, the algorithm and the network, must be the same. A run that has reached its target or its limit of
+    steps is only evaluated. Options that cannot be used raise ``OptionError``, also if another process trains in the
+    directory.
 
-    Call it from the main thread: there the first Ctrl-C stops the training after the current update, without an
-    evaluation, and the second at once.
+    Call it from the main thread: there the first Ctrl-C, SIGTERM or SIGHUP stops the training after the current update,
+    without an evaluation, and the second at once. Signals that the program handles or ignores keep that meaning.
 
     A collector that dies is restarted, and only its unfinished rollout is lost; ``max_restarts`` in ``options.config``
     limits that (see ``AsyncRunner``). A collector that raises ends the training with ``CollectorError``, which has its
-    traceback. When this process dies, its collectors end with it, and ``resume`` continues from the last checkpoint.
+    traceback. When this process dies, its collectors end with it, and ``resume`` continues from the last checkpoint,
+    which is at most ``options.save_seconds`` and an update old.
     """
-    requested, options = options, resolve_options(options)
-    if resume and requested.run_dir is None:
+    options = resolve_options(options)
+    if resume and options.run_dir is None:
         raise OptionError("resume needs run_dir, the directory of the run to resume: Options(..., run_dir=...)")
-    backend, num_envs, max_steps, target = options.backend, options.num_envs, options.max_steps, options.target
+    backend, num_envs = options.backend, options.num_envs
     assert backend is not None
     assert num_envs is not None
-    assert max_steps is not None
-    run_dir = Path(options.run_dir or ".")
-    if not resume and (run_dir / "metrics.csv").exists():
-        raise OptionError(f"{run_dir} has a run already: resume it, or choose another directory")
     rl_cfg = {
         **options.config, "seed": options.seed, "collectors": options.collectors,
         "max_lag": options.max_lag, "deterministic": options.deterministic,
-    }  # fmt: skip
-    config = {
-        "name": env_label(options.env),
-        "options": {**asdict(options), "run_dir": str(run_dir), "env": _portable_env(options.env)},
-        "algorithm": rl_cfg, "backend": backend, "num_envs": num_envs, "max_steps": max_steps, "target": target,
-        "versions": {"memlane": version("memlane"), "torch": torch.__version__,
-                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
     }  # fmt: skip
     try:
         runner = algorithm_for(options.algo)(
@@ -122,55 +126,146 @@ def train(
         )
     except (TypeError, ValueError, LookupError, OSError, gymnasium.error.Error) as error:
         raise OptionError(str(error)) from error
-    with runner:
-        if resume:
-            _check_resume(run_dir, options, runner)
+    except RuntimeError as error:
+        if isinstance(error, MemlaneError):
+            raise
+        raise OptionError(f"the networks cannot be made: {error}") from error  # of torch: too large
+    with deferred_interrupts() as interrupts, runner:
+        run = runner.run = _open_run(options, runner, resume=resume)
         try:
-            run = runner.run = Run(run_dir, None if resume else config)
-        except OSError as error:
-            raise OptionError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
-        if resume:
-            with _loading_checkpoint(run_dir):
+            return _train_in(run, options, runner, interrupts, on_start, on_update, resume=resume)
+        except Exception as error:
+            if not isinstance(error, OptionError):
+                _write_failure(run, error)
+            raise
+        finally:
+            run.close()
+
+
+def _open_run(options: Options, runner: Algorithm, *, resume: bool) -> Run:
+    """Make the run directory, or open the one to resume, and keep other processes out of it."""
+    if resume:
+        assert options.run_dir is not None
+        _check_resume(Path(options.run_dir), options, runner)
+    try:
+        run_dir = options.run_dir
+        if run_dir is None:
+            run_dir = make_run_dir(RUNS_DIR, run_name(env_label(options.env), options.algo, f"s{options.seed}"))
+        return Run(run_dir, new=not resume)
+    except RunDirError as error:
+        raise OptionError(str(error)) from error
+    except OSError as error:
+        raise OptionError(
+            f"the run directory {options.run_dir or RUNS_DIR} cannot be written: {error.strerror}"
+        ) from error
+
+
+def _train_in(
+    run: Run,
+    options: Options,
+    runner: Algorithm,
+    interrupts: Interrupts,
+    on_start: Callable[[Path], object] | None,
+    on_update: Callable[[Metrics], object] | None,
+    *,
+    resume: bool,
+) -> Result:
+    max_steps, target, backend = options.max_steps, options.target, options.backend
+    assert max_steps is not None
+    assert backend is not None
+    started = time.monotonic()
+
+    def should_stop(metrics: Metrics) -> str | None:
+        enough_episodes = len(run.recent_returns) == run.recent_returns.maxlen
+        if target is not None and enough_episodes and metrics.mean_return >= target:
+            return "target"
+        if metrics.env_steps >= max_steps:
+            return "max_steps"
+        if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
+            return "max_seconds"
+        return None
+
+    reached = None
+    if resume:
+        with _loading_checkpoint(run.run_dir):
+            checkpoint = run.load(latest=True)
+            reached = should_stop(run.latest)
+            if reached is None:
                 runner.restore(run.load())
-            run.write_config(config)  # now that the checkpoint is known to fit these options
+            else:
+                runner.learner.restore(checkpoint)
+                runner.iteration, runner.env_steps = checkpoint["iteration"], checkpoint["env_steps"]
+    run.write_config(_config(options, run.run_dir, runner))  # now that a checkpoint is known to fit these options
+    if reached is None:
+        run.remove("result.json")  # that of the training before the resume
+        run.save_listeners.append(_ReportWriter(run.run_dir))
         if on_start is not None:
-            on_start()
+            on_start(run.run_dir)
         if on_update is not None:
             run.listeners.append(on_update)
-        started = time.monotonic()
-
-        def should_stop(metrics: Metrics) -> str | None:
-            enough_episodes = len(run.recent_returns) == run.recent_returns.maxlen
-            if target is not None and enough_episodes and metrics.mean_return >= target:
-                return "target"
-            if metrics.env_steps >= max_steps:
-                return "max_steps"
-            if options.max_seconds is not None and time.monotonic() - started >= options.max_seconds:
-                return "max_seconds"
-            return None
-
         runner.should_stop = should_stop
         runner.progress = lambda metrics: metrics.env_steps / max_steps
+        runner.save_seconds = options.save_seconds
         runner.learn(_NO_LIMIT, options.save_interval)
-        stopped_by = cast(StoppedBy, runner.stop_reason)
-        evaluation: dict[str, Any] = {}
-        if stopped_by != "Ctrl-C":
-            try:
-                policy = runner.learner.policy
-                evaluation = evaluate(policy, options.env, backend, env_settings=options.env_settings)
-            except KeyboardInterrupt:
-                stopped_by = "Ctrl-C"
-        result = Result(
-            run_dir, stopped_by, _reason(stopped_by, options), runner.iteration, runner.env_steps, run.latest.seconds,
-            run.latest.mean_return, evaluation,
-        )  # fmt: skip
-        as_json = asdict(result)
-        if not math.isfinite(result.mean_return):  # JSON has no nan
-            as_json["mean_return"] = None
-        run.write("result.json", json.dumps(as_json, indent=2, default=str))
-        run.close()
-    write_report(run_dir)
+        reached = runner.stop_reason
+    stopped_by = cast(StoppedBy, interrupts.name or reached)
+    evaluation: dict[str, Any] = {}
+    if not interrupts.name:
+        try:
+            with interrupts.raising():
+                evaluation = evaluate(runner.learner.policy, options.env, backend, env_settings=options.env_settings)
+        except (KeyboardInterrupt, SystemExit):
+            if not interrupts.name:  # it comes from the environment
+                raise
+            stopped_by = cast(StoppedBy, interrupts.name)
+    result = Result(
+        run.run_dir, stopped_by, _reason(stopped_by, options), runner.iteration, runner.env_steps, run.latest.seconds,
+        run.latest.mean_return, evaluation,
+    )  # fmt: skip
+    as_json = asdict(result)
+    if not math.isfinite(result.mean_return):  # JSON has no nan
+        as_json["mean_return"] = None
+    run.write("result.json", json.dumps(as_json, indent=2, default=str))
+    write_report(run.run_dir)
     return result
+
+
+def _config(options: Options, run_dir: Path, runner: Algorithm) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "name": env_label(options.env),
+        "options": {**asdict(options), "run_dir": str(run_dir), "env": _portable_env(options.env)},
+        "algorithm": runner.rl_cfg, "backend": options.backend, "num_envs": options.num_envs,
+        "max_steps": options.max_steps, "target": options.target,
+        "versions": {"memlane": version("memlane"), "torch": torch.__version__,
+                     "gymnasium": gymnasium.__version__, "python": platform.python_version()},
+    }  # fmt: skip
+
+
+def _write_failure(run: Run, error: Exception) -> None:
+    """Leave in the directory what has ended the training."""
+    lines = str(error).splitlines() or [""]
+    reason = f"{type(error).__name__}: {lines[0]}"
+    with contextlib.suppress(OSError, OptionError):  # the error itself is what counts
+        run.write("result.json", json.dumps({"stopped_by": "error", "reason": reason}, indent=2))
+        write_report(run.run_dir)
+
+
+class _ReportWriter:
+    """Writes the report after the first checkpoint, and from time to time after later ones."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._next = -math.inf
+
+    def __call__(self) -> None:
+        begin = time.monotonic()
+        if begin < self._next:
+            return
+        with contextlib.suppress(OptionError):  # a file is damaged; the training can go on
+            write_report(self._run_dir)
+        end = time.monotonic()
+        self._next = end + max(_REPORT_SECONDS, (end - begin) / _MAX_REPORT_SHARE)
 
 
 def _reason(stopped_by: StoppedBy, options: Options) -> str:
@@ -181,8 +276,8 @@ def _reason(stopped_by: StoppedBy, options: Options) -> str:
             return f"the limit of {options.max_steps:,} steps is reached"
         case "max_seconds":
             return f"the limit of {options.max_seconds:g} s is reached"
-        case "Ctrl-C":
-            return "stopped by Ctrl-C"
+        case "Ctrl-C" | "SIGTERM" | "SIGHUP":
+            return f"stopped by {stopped_by}"
 
 
 def evaluate(
@@ -242,15 +337,19 @@ def load_policy(run_dir: str | Path, *, trust: bool = False) -> Any:
     the run names code, which is loaded then (a library, or a module of a Gymnasium environment)."""
     options = load_options(run_dir, trust=trust)
     algorithm = algorithm_for(options.algo)
-    config = build_config(algorithm.Config, options.config)
+    with _using_settings(run_dir):
+        config = build_config(algorithm.Config, options.config)
     assert options.backend is not None
     path = _checkpoint_path(run_dir)
     try:
         envs = make_envs(options.env, 1, options.backend, settings=dict(options.env_settings))
     except Exception as error:
         raise OptionError(f"the environment of {run_dir} cannot be made: {type(error).__name__}: {error}") from error
-    policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
-    envs.close()
+    try:
+        with _using_settings(run_dir):
+            policy = algorithm.make_policy(envs.single_observation_space, envs.single_action_space, config)
+    finally:
+        envs.close()
     with _loading_checkpoint(run_dir):
         policy.load_state_dict(torch.load(path, weights_only=True)["policy"])
     return policy
@@ -264,9 +363,21 @@ def _checkpoint_path(run_dir: str | Path) -> Path:
     path = Path(run_dir) / "checkpoint.pt"
     if not path.is_file():
         raise OptionError(f"{run_dir} has no checkpoint.pt: the run stopped before it saved one; train again")
-    if not zipfile.is_zipfile(path):  # torch's error would not say that
+    try:
+        is_zip = zipfile.is_zipfile(path)
+    except (OSError, zipfile.BadZipFile):  # some damage raises there
+        is_zip = False
+    if not is_zip:  # torch's error would not say that
         raise OptionError(f"{path} is damaged: it is not a file of torch.save; train again, or restore it from a copy")
     return path
+
+
+@contextmanager
+def _using_settings(run_dir: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # also of torch, which cannot make a network of any size
+        raise OptionError(f"{run_dir} has settings that cannot be used: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
@@ -290,7 +401,8 @@ def _check_resume(run_dir: Path, options: Options, runner: Algorithm) -> None:
         envs = saved["env"], _portable_env(options.env)
         before["env"], now["env"] = (str(env).removeprefix("memlane/") for env in envs)
     if before == now:
-        before = _fixed_values(runner, saved, build_config(runner.Config, saved["config"]))
+        with _using_settings(run_dir):
+            before = _fixed_values(runner, saved, build_config(runner.Config, saved["config"]))
         now = _fixed_values(runner, asdict(options), runner.config)
     if changed := [name for name in now if now[name] != before[name]]:
         wanted, required = (", ".join(f"{name}={values[name]!r}" for name in changed) for values in (now, before))

@@ -388,6 +388,7 @@ def train(folder: Path, updates: int = 6, *, stop_at: int = 0, save_interval: in
             runner.restore(run.load())
         runner.should_stop = lambda metrics: "enough" if metrics.iteration == stop_at else None
         runner.learn(updates, save_interval)
+        run.close()
     return runner
 
 
@@ -569,6 +570,8 @@ def test_ctrl_c_saves_a_checkpoint_and_ends_quietly(tmp_path: Path) -> None:
             runner.learn(100_000)
         finally:
             signal.signal(signal.SIGINT, before)
+    assert runner.run is not None
+    runner.run.close()
     assert runner.stop_reason == "Ctrl-C"
     assert QuietRun(tmp_path).load()["iteration"] == 4
 
@@ -692,6 +695,7 @@ def test_it_learns_to_swing_up_a_pendulum(tmp_path: Path) -> None:
     assert mean_return(runner.learner.policy, "Pendulum-v1") > -500
 
 
+@pytest.mark.soak  # a minute
 def test_it_plays_better_than_chance_from_pixels(tmp_path: Path) -> None:
     """The ball has to be met a dozen steps before a brick is hit, so chance gets a quarter of a brick in a game."""
     with preset_runner("Bricks-v0", tmp_path, 0) as runner:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from memlane.ipc import Replay
 from memlane.train.algorithms import algorithm_for, dqn, sac
-from memlane.train.algorithms.off_policy import REPLAY_FILE, OffPolicy, OffPolicyWorker, row_fields, slot_fields
+from memlane.train.algorithms.off_policy import OffPolicy, OffPolicyWorker, row_fields, slot_fields
 from memlane.train.networks import NetworkConfig
 from memlane.train.presets import preset_for
 from memlane.train.run import Metrics
@@ -255,13 +255,17 @@ def solve(runner: OffPolicy, env: str, algo: str, every: int) -> float:
     return reached
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+SEEDS = [0, pytest.param(1, marks=pytest.mark.soak)]
+"""The second one takes as long as the first: half a minute or more."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_sac_swings_up_a_pendulum(tmp_path: Path, seed: int) -> None:
     runner = runner_of("sac", "Pendulum-v1", tmp_path, seed)
     assert solve(runner, "Pendulum-v1", "sac", every=1000) >= -200
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_dqn_solves_cart_pole(tmp_path: Path, seed: int) -> None:
     runner = runner_of("dqn", "CartPole-v1", tmp_path, seed)
     assert solve(runner, "CartPole-v1", "dqn", every=1000) >= 475
@@ -366,7 +370,7 @@ def test_a_new_training_does_not_go_on_with_the_replay_of_an_old_one(tmp_path: P
     deterministic("dqn", "CartPole-v1", tmp_path / "theirs", 12, seed=5)
     (tmp_path / "mine" / "checkpoint.pt").unlink()
     deterministic("dqn", "CartPole-v1", tmp_path / "mine", 12, seed=5)
-    with Replay.load(tmp_path / "mine" / REPLAY_FILE) as mine, Replay.load(tmp_path / "theirs" / REPLAY_FILE) as theirs:
+    with saved_replay(tmp_path / "mine") as mine, saved_replay(tmp_path / "theirs") as theirs:
         one, two = (replay.sampler(seed=0).sample(64) for replay in (mine, theirs))
         assert all(np.array_equal(one[name], two[name]) for name in one)
 
@@ -382,6 +386,11 @@ DETERMINISTIC: dict[str, Any] = {
 }  # fmt: skip
 
 
+def saved_replay(folder: Path) -> Replay:
+    """The replay of the checkpoint."""
+    return Replay.load(folder / torch.load(folder / "checkpoint.pt", weights_only=True)["replay"])
+
+
 def deterministic(algo: str, env: str, folder: Path, iterations: int, seed: int = 0, **changes: Any) -> OffPolicy:
     runner = runner_of(algo, env, folder, seed, **{**DETERMINISTIC, **changes})
     assert runner.run is not None
@@ -390,6 +399,7 @@ def deterministic(algo: str, env: str, folder: Path, iterations: int, seed: int 
         runner.restore(runner.run.load())
     with runner:
         runner.learn(iterations, save_interval=6)
+    runner.run.close()
     return runner
 
 
@@ -403,12 +413,12 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path, algo: str, env: st
 
 
 @pytest.mark.parametrize(("algo", "env", "changes"), CASES, ids=["sac", "dqn by priority"])
+@pytest.mark.parametrize("updates", [4, 12, 15], ids=["before a checkpoint", "at one", "between two"])
 def test_a_resumed_run_is_as_if_it_had_never_stopped(
-    tmp_path: Path, algo: str, env: str, changes: dict[str, Any]
+    tmp_path: Path, algo: str, env: str, changes: dict[str, Any], updates: int
 ) -> None:
     whole = deterministic(algo, env, tmp_path / "whole", 18, **changes)
-    deterministic(algo, env, tmp_path / "parts", 12, **changes)
-    assert (tmp_path / "parts" / REPLAY_FILE).exists()
+    deterministic(algo, env, tmp_path / "parts", updates, **changes)
     resumed = deterministic(algo, env, tmp_path / "parts", 18, **changes)
     one, two = whole.learner.tensors(), resumed.learner.tensors()
     assert all(torch.equal(one[name], two[name]) for name in one)

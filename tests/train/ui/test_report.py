@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from memlane.train.options import OptionError
 from memlane.train.ui.formatting import short_number
 from memlane.train.ui.report import write_report
 from memlane.train.ui.report.metrics import read_metrics
@@ -193,6 +194,15 @@ def test_what_the_config_says_is_text_and_not_html(tmp_path: Path) -> None:
     folder = run(tmp_path, [row(1), row(2)])
     (folder / "config.json").write_text(json.dumps({**CONFIG, "name": "<script>alert(1)</script>"}))
     assert "<script>alert" not in page_of(folder)
+
+
+def test_a_name_that_no_file_can_hold_is_an_error_and_the_page_before_stays(tmp_path: Path) -> None:
+    folder = run(tmp_path / "run", [])
+    page = write_report(folder).read_bytes()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "name": "half a pair: \ud800"}))
+    with pytest.raises(OptionError, match=r"cannot be written: its config\.json, .* is damaged"):
+        write_report(folder)
+    assert (folder / "report.html").read_bytes() == page
 
 
 def test_a_target_that_is_out_of_reach_does_not_flatten_the_curve(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from memlane.runner.async_runner import AsyncRunner
 from memlane.runner.protocols import Event, TakenSlot
 from memlane.train.collection import read_episode_stats
 from memlane.train.environments import MakeEnvs, make_envs
-from memlane.train.interrupts import uninterrupted
+from memlane.train.interrupts import deferred_interrupts
 from memlane.train.options import build_config, check_settings
 from memlane.train.run import Metrics, Run
 
@@ -100,8 +100,13 @@ class Algorithm(AsyncRunner):
         """Called after every update; returns the reason to stop, or None."""
         self.progress: Callable[[Metrics], float] | None = None
         """Returns the fraction of the training that is done, for schedules; None: ``iteration / max_iterations``."""
+        self.save_seconds = 60.0
+        """Most seconds between two checkpoints, if an update does not take longer."""
         self.stop_reason = ""
-        """Why ``learn`` stopped before ``max_iterations``; empty if it did not."""
+        """Why ``learn`` stopped before ``max_iterations``: what ``should_stop`` returned, or "Ctrl-C", "SIGTERM" or
+        "SIGHUP"; empty if it did not."""
+        self._resume_from: dict[str, Any] | None = None
+        """In deterministic mode: the checkpoint that a resumed run starts from."""
         # One thread by default: on a small network several threads mostly wait for each other, and the collectors need
         # the cores (CartPole on two cores: 44 ms per gradient step with two threads, 1 ms with one).
         torch.set_num_threads(int(self.rl_cfg.get("torch_threads", 1)))
@@ -152,14 +157,19 @@ class Algorithm(AsyncRunner):
         """Learn from what ``read_rollouts`` returned, at most ``lag`` versions old; return the metrics of learning."""
 
     def before_checkpoint(self) -> None:
-        """Called in a training step that a checkpoint follows, before its weights are published."""
+        """Called in a training step that ends a save interval, before its weights are published."""
 
     # --------------------------------------------------------------------------------------------------------- the loop
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str | Path = "logs") -> None:
         """Train for ``max_iterations`` updates, including those before a resume, or until ``should_stop`` returns a
-        reason. Ctrl-C stops after the current update. Metrics, and a checkpoint every ``save_interval`` updates, are
-        written to ``log_dir``, or to the directory of ``run`` if that is set."""
+        reason. Ctrl-C, SIGTERM and SIGHUP stop after the current update. Metrics, and a checkpoint every
+        ``save_interval`` updates, every ``save_seconds`` seconds and at the end, are written to ``log_dir``, or to the
+        directory of ``run`` if that is set.
+
+        A deterministic run that is resumed starts from a multiple of ``save_interval`` updates, where the collectors
+        are seeded: it repeats the updates after that, with the same results.
+        """
         if save_interval < 1:
             raise ValueError(f"save_interval must be at least 1, found {save_interval}")
         owns_run = self.run is None
@@ -167,31 +177,44 @@ class Algorithm(AsyncRunner):
         rollouts_per_collector = self.rollouts_per_update // self.num_collectors
         first_rollout = self.iteration * rollouts_per_collector
         reseed_interval = save_interval * rollouts_per_collector if self.deterministic else 0
-        with uninterrupted() as interrupted:
+        if self.deterministic:
+            self._resume_from = run.complete(self.checkpoint())
+        with deferred_interrupts() as interrupts:
             try:
                 self.start_collectors(first_rollout, reseed_interval)
+                next_save = time.monotonic() + self.save_seconds
                 while self.iteration < max_iterations and not self.stop_reason:
                     progress = self.iteration / max_iterations if self.progress is None else self.progress(run.latest)
-                    checkpoint = (self.iteration + 1) % save_interval == 0
-                    metrics = self.training_step(progress, checkpoint)
-                    run.record(metrics)
-                    if checkpoint:
-                        run.save(self.checkpoint())
-                    # A deterministic run stops only at a checkpoint, from where a resumed one continues bit for bit.
-                    if checkpoint or not self.deterministic:
-                        self.stop_reason = self.should_stop(metrics) or ""
-                    if interrupted():
-                        self.stop_reason = "Ctrl-C"
-                if self.iteration % save_interval and not self.deterministic:
-                    run.save(self.checkpoint())
+                    at_interval = (self.iteration + 1) % save_interval == 0
+                    metrics = self.training_step(progress, at_interval)
+                    try:
+                        run.record(metrics)
+                        self.stop_reason = interrupts.name or self.should_stop(metrics) or ""
+                    except BaseException:  # of a function of the caller: the run is not lost
+                        self._save(run, at_interval)
+                        raise
+                    over = self.stop_reason or self.iteration == max_iterations
+                    if at_interval or over or time.monotonic() >= next_save:
+                        self._save(run, at_interval)
+                        next_save = time.monotonic() + self.save_seconds
             finally:
                 self.close()
                 if owns_run:
                     run.close()
 
+    def _save(self, run: Run, at_interval: bool) -> None:
+        """Write a checkpoint. ``at_interval``: the number of updates is a multiple of the save interval."""
+        if not self.deterministic:
+            run.save(self.checkpoint())
+        elif at_interval:
+            self._resume_from = run.complete(self.checkpoint())
+            run.save(self._resume_from)
+        else:
+            run.save(self.checkpoint(), self._resume_from)
+
     def training_step(self, progress: float, checkpoint: bool) -> Metrics:
         """Take rollouts, update, publish, and return the metrics. ``progress`` is the fraction of the training that is
-        done; ``checkpoint``: one is saved after this step."""
+        done; ``checkpoint``: this step ends a save interval."""
         started = time.perf_counter_ns()
         with self.rollouts() as slots:
             wait_ns = time.perf_counter_ns() - started

@@ -18,8 +18,9 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from memlane.core import NothingToSample
+from memlane.core import NothingToSample, SegmentError
 from memlane.core.layout import FieldSpec
+from memlane.core.memory import directory_space, require
 from memlane.lanes import Limiter, Replay, ReplayPipeline, ReplayWriter
 from memlane.runner.memory_budget import MemoryBudget
 from memlane.runner.protocols import CollectorContext, Slot, TakenSlot
@@ -27,9 +28,7 @@ from memlane.train.algorithms.base import Algorithm, require_above_zero, require
 from memlane.train.collection import Collector, RolloutWorker, clear_episode_stats, episode_fields
 from memlane.train.field_docs import document_fields
 from memlane.train.networks import NetworkConfig, leaf_arrays, leaf_fields, leaf_spaces
-
-REPLAY_FILE = "replay.memlane"
-"""Name of the saved replay in the run's directory, beside the checkpoint."""
+from memlane.train.run import REPLAY_FILES
 
 
 @document_fields
@@ -202,6 +201,8 @@ class OffPolicy(Algorithm):
         "priority_alpha", "rollouts_per_update",
     )  # fmt: skip
     replay: Replay | None = None
+    _saved_replay: str | None = None
+    """Name of the file that the replay was last saved to."""
     _orphaned = 0
     """Transitions in the replay whose rollout was never committed."""
     _version_offset = 0
@@ -224,9 +225,6 @@ class OffPolicy(Algorithm):
         config = self.config
         tensors = self.learner.tensors()
         if self.replay is None:
-            assert self.run is not None
-            # A replay that another training left here must not be resumed with the checkpoints of this one.
-            (self.run.run_dir / REPLAY_FILE).unlink(missing_ok=True)
             self.replay = self._make_replay()
         self._orphaned = self.replay.counters()["admitted"] - self.env_steps
         self._version_offset = self.iteration
@@ -252,6 +250,9 @@ class OffPolicy(Algorithm):
         size = Replay.segment_layout(row, config.buffer_size, streams=streams, alpha=alpha)
         budget.add("replay", size, lower=f"buffer_size={config.buffer_size}")
         budget.check()
+        if self.run is not None:
+            what = f"saving the replay (buffer_size={config.buffer_size}) to two files in turn"
+            require(2 * size.nbytes, what, [directory_space(self.run.run_dir)])
         return Replay(
             row,
             config.buffer_size,
@@ -326,27 +327,40 @@ class OffPolicy(Algorithm):
             self.save_replay()
 
     def save_replay(self) -> None:
-        """Write the replay into the run's directory."""
+        """Write the replay into the run's directory, to the file that the last checkpoint does not name. It counts when
+        a checkpoint names it.
+
+        If the file has the replay of the checkpoint before the last, only rows that are newer are written.
+        """
         assert self.run is not None
         assert self.replay is not None
-        file = self.run.run_dir / REPLAY_FILE
+        name = next(name for name in REPLAY_FILES if name != self.run.replay_file)
+        file = self.run.run_dir / name
         if file.is_symlink():  # replaced and not followed, as all files of a run directory
             file.unlink()
-        self.replay.save(file)
+        try:
+            self.replay.save(file)
+        except SegmentError:  # another process has opened it, which keeps it, or it is damaged
+            file.unlink(missing_ok=True)
+            self.replay.save(file)
+        self._saved_replay = name
 
     def checkpoint(self) -> dict[str, Any]:
         if self.replay is not None and not self.deterministic:
             self.save_replay()
-        return super().checkpoint()
+        return {**super().checkpoint(), "replay": self._saved_replay}
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         if self.run is None:
             raise ValueError("the replay is in the run's directory: set `run` before restore()")
-        file = self.run.run_dir / REPLAY_FILE
-        if not file.exists():
-            raise FileNotFoundError(f"{file} is missing: the replay belongs to the checkpoint of an off-policy run")
+        name = checkpoint["replay"]
+        if name is not None:  # None before the first checkpoint of a deterministic run
+            file = self.run.run_dir / name
+            if not file.exists():
+                raise FileNotFoundError(f"{file} is missing: the replay belongs to the checkpoint of an off-policy run")
+            self.replay = Replay.load(file)
+        self._saved_replay = name
         super().restore(checkpoint)
-        self.replay = Replay.load(file)
 
     def close(self) -> None:
         if self._pipeline is not None:

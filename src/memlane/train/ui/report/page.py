@@ -8,9 +8,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from html import escape
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from memlane.train.files import replacing
@@ -18,6 +16,7 @@ from memlane.train.options import OptionError, names_code
 from memlane.train.ui.formatting import collectors_and_envs, duration, resume_command, short_number
 from memlane.train.ui.report.metrics import Column, last, read_metrics
 from memlane.train.ui.report.plots import Line, plot, throughput
+from memlane.train.ui.report.skeleton import fill_page
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -27,7 +26,7 @@ def write_report(run_dir: str | Path) -> Path:
     """
     run_dir = Path(run_dir)
     try:
-        page = _page(run_dir)
+        page = _page(run_dir).encode()
     except Exception as error:  # a damaged file can lead to any
         raise OptionError(
             f"the report of {run_dir} cannot be written: its config.json, metrics.csv or result.json is damaged: "
@@ -35,7 +34,7 @@ def write_report(run_dir: str | Path) -> Path:
         ) from error
     path = run_dir / "report.html"
     with replacing(path) as file:
-        file.write(page.encode())
+        file.write(page)
     return path
 
 
@@ -44,23 +43,17 @@ def _page(run_dir: Path) -> str:
     result = _read_json(run_dir / "result.json")
     columns = read_metrics(run_dir / "metrics.csv")
     status_class, status = _status(result, columns)
-    return Template(_resource("report.html")).substitute(
-        env=escape(str(config.get("name") or config.get("options", {}).get("env") or "run")),
-        style=_resource("report.css"),
-        script=_resource("report.js"),
-        status_class=status_class,
-        status=escape(status),
-        summary=escape(_summary(config)),
-        tiles=_tiles(result, columns),
-        animation=_animation(run_dir / "evaluation.gif"),
-        plots=_plots(config, columns),
-        commands=_commands(run_dir, config, result),
-        tables=_tables(config),
-    )
-
-
-def _resource(name: str) -> str:
-    return resources.files("memlane.train.ui.report").joinpath(name).read_text(encoding="utf-8")
+    name = str(config.get("name") or config.get("options", {}).get("env") or "run")
+    commands = _commands(run_dir, config, result)
+    sections = [
+        f'<section class="tiles">{_tiles(result, columns)}</section>',
+        _animation(run_dir / "evaluation.gif"),
+        f'<section class="plots">{_plots(config, columns)}</section>',
+        f'<section><h2>Commands</h2><div class="wide"><table>{commands}</table></div></section>',
+        f'<section class="tables">{_tables(config)}</section>',
+    ]
+    heading = f'{escape(name)} <span class="badge {status_class}">{escape(status)}</span>'
+    return fill_page(name, heading, _summary(config), "\n".join(sections))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class Line:
     values: Column
     colour: int = 1
     """Number of a colour in ``report.css``."""
+    low: Column | None = None
+    """Lower edge of a band around the line."""
+    high: Column | None = None
+    """Upper edge of the band."""
 
 
 def plot(
@@ -52,11 +56,15 @@ def plot(
         return (
             f"<figure><figcaption>{escape(title)}</figcaption><p class='muted'>not enough updates to draw</p></figure>"
         )
-    x, columns = _downsample(x, [line.values for line in lines], _MAX_COARSE_POINTS if stacked else _MAX_POINTS)
+    bands = [line for line in lines if line.low is not None and line.high is not None]
+    edges = [edge for line in bands for edge in (line.low, line.high) if edge is not None]
+    limit = _MAX_COARSE_POINTS if stacked else _MAX_POINTS
+    x, columns = _downsample(x, [*(line.values for line in lines), *edges], limit)
+    columns, edges = columns[: len(lines)], columns[len(lines) :]
     if stacked:
         low, high = 0.0, 1.0
     else:
-        values = [value for column in columns for value in column if math.isfinite(value)]
+        values = [value for column in [*columns, *edges] for value in column if math.isfinite(value)]
         if target is not None and not _is_near(target, values):
             target = None
         values += [level for level in (target, floor, ceiling) if level is not None]
@@ -85,6 +93,8 @@ def plot(
     if stacked:
         elements += _stacked_areas(x, lines, columns, at_x, at_y)
     else:
+        for line, lower, upper in zip(bands, edges[::2], edges[1::2], strict=True):
+            elements.append(f'<polygon class="band k{line.colour}" points="{_band(x, lower, upper, at_x, at_y)}"/>')
         for line, column in zip(lines, columns, strict=True):
             elements.append(f'<path class="line c{line.colour}" d="{_path(x, column, at_x, at_y)}"/>')
     if target is not None:
@@ -99,6 +109,10 @@ def plot(
         "percent": stacked,
         "lines": {
             line.name: [_json_number(value) for value in column] for line, column in zip(lines, columns, strict=True)
+        },
+        "bands": {
+            line.name: [[_json_number(value) for value in edge] for edge in (lower, upper)]
+            for line, lower, upper in zip(bands, edges[::2], edges[1::2], strict=True)
         },
     }
     legend = ""
@@ -152,6 +166,14 @@ def _stacked_areas(
         ]
         yield f'<polygon class="area k{line.colour}" points="{" ".join(edges[0] + edges[1][::-1])}"/>'
         lower = upper
+
+
+def _band(x: Column, lower: Column, upper: Column, at_x: _Scale, at_y: _Scale) -> str:
+    """Corners of the area between two lines, where both are known."""
+    known = [(a, b, c) for a, b, c in zip(x, lower, upper, strict=True) if math.isfinite(b) and math.isfinite(c)]
+    above = [f"{at_x(a):.1f},{at_y(c):.1f}" for a, _, c in known]
+    below = [f"{at_x(a):.1f},{at_y(b):.1f}" for a, b, _ in known]
+    return " ".join(above + below[::-1])
 
 
 def _path(x: Column, column: Column, at_x: _Scale, at_y: _Scale) -> str:

@@ -2,6 +2,8 @@
 for (const figure of document.querySelectorAll("figure[data-plot]")) {
   const plot = JSON.parse(figure.dataset.plot), svg = figure.querySelector("svg");
   const tip = figure.querySelector(".tip"), cross = figure.querySelector(".cross");
+  const band = (name, i) => name in plot.bands ?
+    "  (" + plot.bands[name].map(edge => format(edge[i])).join(" to ") + ")" : "";
   const format = v => v === null ? "-" : plot.percent ? (100 * v).toFixed(0) + "%" : String(v);
   svg.addEventListener("pointermove", event => {
     const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
@@ -12,7 +14,7 @@ for (const figure of document.querySelectorAll("figure[data-plot]")) {
     cross.setAttribute("x1", plot.px[i]); cross.setAttribute("x2", plot.px[i]);
     cross.setAttribute("visibility", "visible");
     tip.textContent = [plot.x[i].toLocaleString("en") + " " + plot.unit,
-      ...Object.entries(plot.lines).map(([name, values]) => name + "  " + format(values[i]))].join("\n");
+      ...Object.entries(plot.lines).map(([name, values]) => name + "  " + format(values[i]) + band(name, i))].join("\n");
     tip.hidden = false;
     const left = box.left - figure.getBoundingClientRect().left + plot.px[i] * scale + 10;
     const room = figure.clientWidth - tip.offsetWidth - 8;
