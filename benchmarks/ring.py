@@ -1,26 +1,32 @@
-"""How long does it take to pass an array to another process: small, large, and when the reader is asleep?
+"""How long does it take to pass an array to another process: small, large, when the reader is asleep, and beside other
+writers?
 
 The first table is a round trip of 4 KB each way, from a numpy array to a numpy array on both sides. The second is the
 writer's side of arrays of 8 MB in a row, which the reader reads in place where it can. The third is one-way: from just
-before the writer's call to just after the return of the reader's sleeping call.
+before the writer's call to just after the return of the reader's sleeping call. The fourth is the time between two
+slots that one reader gets from 1 to 64 writers.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib.util
 import os
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, race, ratio
+from benchmarks.harness import Contender, Expectation, Report, Table, bare, bare_skip, duration, race, ratio
 from benchmarks.two_processes import (
     CONTEXT,
+    PAIR_SECONDS,
     Alarm,
     Echoes,
     HandOff,
@@ -31,6 +37,7 @@ from benchmarks.two_processes import (
     until,
     wake_ups,
 )
+from memlane.core import WaitTimeout
 from memlane.lanes.ring import Ring
 
 SMALL_BYTES = 4096
@@ -339,6 +346,70 @@ class ChannelAlarm:
         return lambda _: send(payload)
 
 
+# ------------------------------------------------------------------------------------------------------ many writers
+
+
+class ManyWriters:
+    """Writers that put small slots into one blocking ring as fast as they can, and one reader, this process.
+
+    ``shares`` has one number per round: the slots of the writer that got most, divided by those of the one that got
+    least. ``longest_ns`` is the longest that a put took.
+    """
+
+    def __init__(self, count: int, blocks: int, slots_per_writer: int) -> None:
+        self.count = count
+        self.blocks = blocks
+        self.slots_per_block = max(20 * slots_per_writer, count * slots_per_writer) // blocks
+        self.shares: list[float] = []
+        self.longest_ns = 0
+
+    def measure(self) -> list[float]:
+        with Ring({"payload": ("uint8", 64)}, num_slots=4, overflow="block") as ring:
+            longest = CONTEXT.RawArray(ctypes.c_int64, self.count)
+            over = CONTEXT.RawValue(ctypes.c_bool, False)
+            processes = [
+                CONTEXT.Process(target=self._write, args=(ring, writer, longest, over), daemon=True)
+                for writer in range(self.count)
+            ]
+            for process in processes:
+                process.start()
+            try:
+                return self._read(ring, processes, over)
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.join()
+                self.longest_ns = max(self.longest_ns, *longest)
+
+    def _write(self, ring: Ring, writer: int, longest: Any, over: Any) -> None:
+        put, payload, now = ring.writer(writer).put, {"payload": np.zeros(64, np.uint8)}, time.monotonic_ns
+        slowest = 0
+        while not over.value:
+            begin = now()
+            put(payload)
+            slowest = max(slowest, now() - begin)
+            longest[writer] = slowest
+
+    def _read(self, ring: Ring, processes: list[Any], over: Any) -> list[float]:
+        get, out = ring.reader().get, {"payload": np.empty(64, np.uint8)}
+        started: set[int] = set()
+        while len(started) < self.count:  # not counted: processes that start
+            started.add(get(out, timeout=PAIR_SECONDS).writer)
+        slots = [0] * self.count
+        values = []
+        for _ in range(self.blocks):
+            begin = time.monotonic_ns()
+            for _ in range(self.slots_per_block):
+                slots[get(out).writer] += 1
+            values.append((time.monotonic_ns() - begin) / self.slots_per_block)
+        self.shares.append(max(slots) / max(1, min(slots)))
+        over.value = True
+        while any(process.is_alive() for process in processes):  # each may have one more slot to put
+            with suppress(WaitTimeout):
+                get(out, timeout=0.01)
+        return values
+
+
 # --------------------------------------------------------------------------------------------------------------- main
 
 
@@ -346,11 +417,8 @@ def missing(package: str) -> str:
     return "" if importlib.util.find_spec(package) else f"{package} is not installed"
 
 
-def main() -> None:
-    options = pair_parser(__doc__).parse_args()
-    report = Report("ring", options, peers=["iceoryx2", "faster-fifo", "torch"])
-    trips, blocks, larges, wakes = (200, 2, 10, 20) if options.quick else (2000, 5, 40, 100)
-    rounds = options.rounds or (2 if options.quick else 11)
+def measure_small(report: Report, options: argparse.Namespace, rounds: int) -> None:
+    blocks, trips = (2, 200) if options.quick else (5, 2000)
 
     def trip(make: Callable[[int], tuple[Callable[[], Send], Callable[[], Receive]]]) -> Callable[[], list[float]]:
         exchange: Callable[[], HandOff] = lambda: Exchange(lambda: make(SMALL_BYTES))  # noqa: E731
@@ -383,16 +451,19 @@ def main() -> None:
         ),
     )
 
+
+def measure_large(report: Report, options: argparse.Namespace, rounds: int) -> None:
+    count = 10 if options.quick else 40
     large = [
-        Contender("memlane ring, read in place", "memlane", lambda: stream(memlane_in_place, larges)),
-        Contender("memlane ring, copied out", "memlane", lambda: stream(reading_one_byte(memlane_copy), larges)),
-        Contender("mp.Pipe bytes", "peer", lambda: stream(reading_one_byte(pipe_of_bytes), larges)),
-        Contender("mp.Queue", "peer", lambda: stream(reading_one_byte(queue), larges)),
-        Contender("torch queue", "peer", lambda: stream(reading_one_byte(torch_queue), larges), skip=missing("torch")),
+        Contender("memlane ring, read in place", "memlane", lambda: stream(memlane_in_place, count)),
+        Contender("memlane ring, copied out", "memlane", lambda: stream(reading_one_byte(memlane_copy), count)),
+        Contender("mp.Pipe bytes", "peer", lambda: stream(reading_one_byte(pipe_of_bytes), count)),
+        Contender("mp.Queue", "peer", lambda: stream(reading_one_byte(queue), count)),
+        Contender("torch queue", "peer", lambda: stream(reading_one_byte(torch_queue), count), skip=missing("torch")),
         Contender(
-            "faster-fifo", "peer", lambda: stream(reading_one_byte(faster_fifo), larges), skip=missing("faster_fifo")
+            "faster-fifo", "peer", lambda: stream(reading_one_byte(faster_fifo), count), skip=missing("faster_fifo")
         ),
-        Contender("memcpy", "limit", lambda: memcpy(larges)),
+        Contender("memcpy", "limit", lambda: memcpy(count)),
     ]
     race(large, rounds)
     table = report.add(Table("8 MB", large[0].name, large, "a hand-over of 8 MB", operation_bytes=LARGE_BYTES))
@@ -404,15 +475,19 @@ def main() -> None:
         )
     )
 
+
+def measure_wake_ups(report: Report, options: argparse.Namespace, rounds: int) -> None:
+    count = 20 if options.quick else 100
+
     def wake(make: Callable[[], Alarm]) -> Callable[[], list[float]]:
-        return lambda: wake_ups(make, wakes, options.pin)
+        return lambda: wake_ups(make, count, options.pin)
 
     no_bare = bare_skip() or ("bare C cannot be pinned to two cores" if options.pin else "")
     alarms = [
         Contender("memlane ring", "memlane", wake(RingAlarm)),
         Contender("mp.Pipe bytes", "peer", wake(lambda: ChannelAlarm(pipe_of_bytes))),
         Contender("faster-fifo", "peer", wake(lambda: ChannelAlarm(faster_fifo)), skip=missing("faster_fifo")),
-        Contender("bare C, futex", "limit", lambda: bare("wake", wakes), skip=no_bare),
+        Contender("bare C, futex", "limit", lambda: bare("wake", count), skip=no_bare),
     ]
     race(alarms, rounds)
     table = report.add(
@@ -427,6 +502,60 @@ def main() -> None:
             at_most=2,
         )
     )
+
+
+def measure_writers(report: Report, options: argparse.Namespace, rounds: int) -> None:
+    blocks, slots_per_writer = (2, 200) if options.quick else (5, 5000)
+    crowds = {count: ManyWriters(count, blocks, slots_per_writer) for count in (1, 2, 8, 64)}
+    names = {count: f"{count} writer" + "s" * (count > 1) for count in crowds}
+    writers = [Contender(names[count], "memlane", crowd.measure) for count, crowd in crowds.items()]
+    race(writers, rounds)
+    table = report.add(
+        Table(
+            "writers",
+            names[2],
+            writers,
+            "a slot of 64 bytes that one reader gets from a blocking ring of 4 slots",
+            rate="slots/s",
+            notes=[
+                f"{names[count]}: the largest share of the slots is {statistics.median(crowd.shares):.2f} times the "
+                f"smallest (median of the rounds; worst: {max(crowd.shares):.2f}); the longest put of all rounds took "
+                f"{duration(crowd.longest_ns)}"
+                for count, crowd in crowds.items()
+            ],
+        )
+    )
+    for count in (8, 64):
+        report.expect(
+            Expectation(
+                f"{count} writers have at least half the throughput of 2",
+                ratio(table[names[2]], table[names[count]]),
+                at_least=0.5,
+            ),
+            Expectation(
+                f"of {count} writers, the one with most slots has at most 2 times as many as the one with fewest",
+                statistics.median(crowds[count].shares),
+                at_most=2,
+            ),
+        )
+
+
+TABLES: dict[str, Callable[[Report, argparse.Namespace, int], None]] = {
+    "small": measure_small,
+    "large": measure_large,
+    "wake-ups": measure_wake_ups,
+    "writers": measure_writers,
+}
+
+
+def main() -> None:
+    arguments = pair_parser(__doc__)
+    arguments.add_argument("--tables", nargs="*", choices=TABLES, default=list(TABLES),
+                           help="tables to measure (default: all)")  # fmt: skip
+    options = arguments.parse_args()
+    report = Report("ring", options, peers=["iceoryx2", "faster-fifo", "torch"])
+    for name in options.tables:
+        TABLES[name](report, options, options.rounds or (2 if options.quick else 11))
     report.finish()
 
 

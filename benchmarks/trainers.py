@@ -9,6 +9,7 @@ steps: otherwise an entrant would be measured by its random actions. The clock i
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -115,6 +116,7 @@ def memlane(
 
         runner.should_stop = should_stop
         runner.progress = lambda metrics: metrics.env_steps / preset.max_steps  # as memlane train does
+        runner.save_seconds = math.inf  # the peers save nothing either
         clock.start()
         runner.learn(max_iterations=10**9, save_interval=10**9)
 
