@@ -17,8 +17,9 @@ slowest = 0.0
 """Seconds of the call that took longest so far in this process."""
 
 
-def call(function: Callable[[], T]) -> T | None:
-    """Call ``function``; return None if it raises one of memlane's errors. Everything else is a finding."""
+def call(function: Callable[[], T], refusal: str = "") -> T | None:
+    """Call ``function``; return None if it raises one of memlane's errors, or a ValueError that has the text
+    ``refusal``. Everything else is a finding."""
     global slowest
     begin = time.thread_time()
     try:
@@ -26,6 +27,10 @@ def call(function: Callable[[], T]) -> T | None:
     except MemlaneError as error:
         if not str(error):
             raise AssertionError(f"{type(error).__name__} says nothing") from error
+        return None
+    except ValueError as error:
+        if not refusal or refusal not in str(error):
+            raise
         return None
     finally:
         taken = time.thread_time() - begin

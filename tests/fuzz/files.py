@@ -236,6 +236,10 @@ def fill(replay: Replay) -> None:
         writer.add(step(*numbers, terminated=ended), final=last)
 
 
+_SMALL_LIMITER = "need an error_buffer of at least"
+"""Of the error that a batch is too large for the limiter, whose settings a file may have with any values."""
+
+
 def use_replay(replay: Replay) -> None:
     """Call everything that a replay has."""
     rows = {name: array[None].repeat(max(replay.streams, 1), 0) for name, array in arrays_of(replay.layout).items()}
@@ -243,7 +247,7 @@ def use_replay(replay: Replay) -> None:
         sampler = call(lambda options=options: replay.sampler(seed=0, **options))  # type: ignore[misc]
         if sampler is None:
             continue
-        batch = call(lambda sampler=sampler: sampler.sample(8, timeout=0))  # type: ignore[misc]
+        batch = call(lambda sampler=sampler: sampler.sample(8, timeout=0), _SMALL_LIMITER)  # type: ignore[misc]
         if batch is not None and replay.alpha is not None:
             keys = np.maximum(batch["key"], 1)  # a stray word can become a key, and 0 is none
             # Errors of 0: with a changed alpha, a power of any other number can be more than a priority can hold.
@@ -252,5 +256,5 @@ def use_replay(replay: Replay) -> None:
     writer = call(lambda: replay.writer(resume=True))
     if writer is not None:
         for _ in range(3):
-            call(lambda: writer.add(rows, timeout=0))
+            call(lambda: writer.add(rows, timeout=0), _SMALL_LIMITER)
     call(lambda: (len(replay), replay.counters(), replay.samples_per_insert, repr(replay)))

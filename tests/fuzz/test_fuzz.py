@@ -103,3 +103,6 @@ def test_only_memlanes_own_errors_are_no_findings() -> None:
     assert call(lambda: refuse(LayoutError)) is None
     with pytest.raises(ValueError, match="expected one thing"):
         call(lambda: refuse(ValueError))
+    with pytest.raises(ValueError, match="expected one thing"):
+        call(lambda: refuse(ValueError), "another refusal")
+    assert call(lambda: refuse(ValueError), "found another") is None

@@ -65,13 +65,14 @@ def test_a_number_of_buffers_whose_product_wraps_around_is_refused(count: int, s
             _native.Weights(mapping, base, base + 512, count, stride, "the weights")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64", "V8", "S8", "complex128"])
-def test_a_segment_with_settings_of_another_kind_is_no_lane(dtype: str) -> None:
+@pytest.mark.parametrize("shape", [(2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "int64", "V8", "S8", "U2", "complex128"])
+def test_a_segment_with_settings_of_another_kind_is_no_lane(dtype: str, shape: tuple[int, ...]) -> None:
     layout = Layout(LARGE)
     description = np.frombuffer(layout.to_bytes(), np.uint8)
-    fields = {"settings": (dtype, (2, 2)), "description": ("uint8", len(description))}
+    fields = {"settings": (dtype, shape), "description": ("uint8", len(description))}
     with Segment.create(fields) as segment:
         segment["description"][:] = description
-        segment["settings"][:] = np.frombuffer(bytes([255]) * segment["settings"].nbytes, dtype).reshape(2, 2)
+        segment["settings"][:] = np.frombuffer(bytes([255]) * segment["settings"].nbytes, dtype).reshape(shape)
         with pytest.raises(SegmentError, match="is not a ring lane"):
             Ring.from_segment(segment)

@@ -73,9 +73,19 @@ def test_a_length_that_no_message_has_is_an_error_and_not_waited_for(
     ends: tuple[Channel, Channel], length: int
 ) -> None:
     one, two = ends
-    os.write(one.connection.fileno(), struct.pack("<q", length) + b"rest")
-    with pytest.raises(MemlaneError, match=f"expected the length of a message from the parent, found {length}"):
+    os.write(one.connection.fileno(), struct.pack("<qI", length, 0) + b"rest")
+    with pytest.raises(MemlaneError, match=f"expected from the parent the length of a message, found {length}"):
         two.receive()
+
+
+def test_bytes_that_are_no_message_are_an_error(ends: tuple[Channel, Channel]) -> None:
+    one, two = ends
+    one.send(b"a message")
+    content = bytearray(os.read(two.connection.fileno(), 100))
+    content[-1] ^= 1
+    os.write(one.connection.fileno(), content)
+    with pytest.raises(MemlaneError, match="a message, found 9 bytes with another checksum than theirs: other code"):
+        two.receive(1)
 
 
 def test_the_end_of_the_parent_is_the_end_of_messages(ends: tuple[Channel, Channel]) -> None:

@@ -74,7 +74,10 @@ class Lane(ABC):
         settings: list[int] = []
         try:
             layout = Layout.from_bytes(segment["description"].tobytes())
-            settings = [int(setting) for setting in segment["settings"]]
+            stored = segment["settings"]
+            if stored.dtype != np.int64:  # damaged text cannot even be read
+                raise TypeError(f"expected settings of int64, found {stored.dtype}")
+            settings = [int(setting) for setting in stored]
             expected = cls._expected_layout(layout, settings)
             difference = expected.difference(segment.layout)
         except (KeyError, ValueError, IndexError, TypeError, OverflowError, LayoutError) as error:

@@ -2,7 +2,8 @@
 
 Python's own ``Connection`` blocks for ever in the middle of a message when the other side stops there. Here every wait
 has a deadline and watches the other process, and a message that was read in part before a timeout is completed by the
-next call.
+next call. A checksum tells a message from bytes that something else has written to the pipe: those could be a pickle
+that crashes Python.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import os
 import select
 import struct
 import time
+import zlib
 from multiprocessing.connection import Connection
 
 from memlane.core import MemlaneError, Peer, WaitTimeout
 
-_LENGTH = struct.Struct("<q")
+_HEADER = struct.Struct("<qI")
+"""Length and checksum of a message."""
+_EMPTY_CHECKSUM = 0x6D656D6C
+"""No number that memory is full of, so that stray words are no empty message."""
 _MAX_MESSAGE_BYTES = 1 << 40
 """More than a machine has: a longer message is not one."""
 _MIN_READ_BYTES, _MAX_READ_BYTES = 1 << 14, 1 << 20
@@ -52,7 +57,7 @@ class Channel:
 
     def post(self, message: bytes) -> None:
         """Send as much of a message as the pipe takes without waiting; ``flush`` or the next ``send`` does the rest."""
-        self._write_buffer += _LENGTH.pack(len(message)) + message
+        self._write_buffer += _HEADER.pack(len(message), zlib.crc32(message, _EMPTY_CHECKSUM)) + message
         self._write()
 
     def flush(self) -> None:
@@ -64,18 +69,23 @@ class Channel:
     def receive(self, timeout: float | None = None) -> bytes:
         """Receive the next message. ``WaitTimeout`` loses nothing of it."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._read(_LENGTH.size, deadline)
-        (length,) = _LENGTH.unpack_from(self._read_buffer)
+        self._read(_HEADER.size, deadline)
+        length, checksum = _HEADER.unpack_from(self._read_buffer)
         if not 0 <= length <= _MAX_MESSAGE_BYTES:
-            sender = self.peer.name if self.peer else "the parent"
-            raise MemlaneError(
-                f"expected the length of a message from {sender}, found {length}: other code in that process has "
-                "written to this pipe; close file descriptors only once"
-            )
-        self._read(_LENGTH.size + length, deadline)
-        message = bytes(self._read_buffer[_LENGTH.size : _LENGTH.size + length])
-        del self._read_buffer[: _LENGTH.size + length]
+            raise self._damage(f"the length of a message, found {length}")
+        self._read(_HEADER.size + length, deadline)
+        message = bytes(self._read_buffer[_HEADER.size : _HEADER.size + length])
+        if zlib.crc32(message, _EMPTY_CHECKSUM) != checksum:
+            raise self._damage(f"a message, found {length} bytes with another checksum than theirs")
+        del self._read_buffer[: _HEADER.size + length]
         return message
+
+    def _damage(self, what: str) -> MemlaneError:
+        sender = self.peer.name if self.peer else "the parent"
+        return MemlaneError(
+            f"expected from {sender} {what}: other code in that process has written to this pipe; close file "
+            "descriptors only once"
+        )
 
     def _write(self) -> None:
         try:
