@@ -76,7 +76,7 @@ def test_the_single_file_learns_on_both_kinds_of_environments(tmp_path: Path, ba
 
 def test_stable_baselines3_learns_on_memlanes_environments(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3")
-    # Four CartPoles may be told, as a UserWarning, that they are faster without workers.
+    # So few environments are faster without workers, and memlane may say so in a UserWarning.
     tiny = ["--steps", "4096", "--num-envs", "4", "--num-workers", "2"]
     printed = run(tmp_path, "sb3_on_memlane", *tiny, ignore="UserWarning")
     before, after = map(float, re.findall(r"mean return (?:before|after) training: ([\d.]+)", printed))

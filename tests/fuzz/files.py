@@ -237,7 +237,7 @@ def fill(replay: Replay) -> None:
 
 
 _SMALL_LIMITER = "need an error_buffer of at least"
-"""Of the error that a batch is too large for the limiter, whose settings a file may have with any values."""
+"""Part of the error for a batch that is too large for the limiter. Its settings come from the file."""
 
 
 def use_replay(replay: Replay) -> None:

@@ -21,7 +21,7 @@ from tests.fuzz.call import call
 from tests.fuzz.mutations import mutate
 
 _SPARE_BYTES = 1 << 30
-"""How much memory a message may make Python ask for: a few changed bytes of a pickle can ask for 64 GB."""
+"""How much memory a call may ask for, whatever lengths it reads."""
 
 
 def _frames_of(messages: list[bytes]) -> bytes:

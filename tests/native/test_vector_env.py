@@ -890,9 +890,9 @@ def test_agents_leave_a_game_and_the_last_one_ends_it(mode: AutoresetMode, limit
             assert rewards[rows].tolist() == np.where(played, action[rows] + 1, 0).tolist()
             last = np.where(played[:, None], [[steps[game], a + 1] for a in range(3)], 0)
             if over[game] and mode is AutoresetMode.SAME_STEP:
-                told = [row for row in range(3) if infos["_final_obs"][rows][row]]
-                assert told == np.flatnonzero(ended | cut).tolist()
-                for row in told:
+                ends = [row for row in range(3) if infos["_final_obs"][rows][row]]
+                assert ends == np.flatnonzero(ended | cut).tolist()
+                for row in ends:
                     assert infos["final_obs"][3 * game + row].tolist() == last[row].tolist()
                 assert observations[rows].tolist() == [[0, 1], [0, 2], [0, 3]]
                 over[game], steps[game], alive[game], leaves[game] = False, 0, True, plans[game]

@@ -74,7 +74,7 @@ def test_a_length_that_no_message_has_is_an_error_and_not_waited_for(
 ) -> None:
     one, two = ends
     os.write(one.connection.fileno(), struct.pack("<qI", length, 0) + b"rest")
-    with pytest.raises(MemlaneError, match=f"expected from the parent the length of a message, found {length}"):
+    with pytest.raises(MemlaneError, match=f"expected the length of a message from the parent, found {length}"):
         two.receive()
 
 
@@ -84,7 +84,7 @@ def test_bytes_that_are_no_message_are_an_error(ends: tuple[Channel, Channel]) -
     content = bytearray(os.read(two.connection.fileno(), 100))
     content[-1] ^= 1
     os.write(one.connection.fileno(), content)
-    with pytest.raises(MemlaneError, match="a message, found 9 bytes with another checksum than theirs: other code"):
+    with pytest.raises(MemlaneError, match="expected a message from the parent, found 9 bytes that do not have its"):
         two.receive(1)
 
 

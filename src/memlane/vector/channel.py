@@ -72,19 +72,19 @@ class Channel:
         self._read(_HEADER.size, deadline)
         length, checksum = _HEADER.unpack_from(self._read_buffer)
         if not 0 <= length <= _MAX_MESSAGE_BYTES:
-            raise self._damage(f"the length of a message, found {length}")
+            raise self._damage("the length of a message", str(length))
         self._read(_HEADER.size + length, deadline)
         message = bytes(self._read_buffer[_HEADER.size : _HEADER.size + length])
         if zlib.crc32(message, _EMPTY_CHECKSUM) != checksum:
-            raise self._damage(f"a message, found {length} bytes with another checksum than theirs")
+            raise self._damage("a message", f"{length} bytes that do not have its checksum")
         del self._read_buffer[: _HEADER.size + length]
         return message
 
-    def _damage(self, what: str) -> MemlaneError:
+    def _damage(self, expected: str, found: str) -> MemlaneError:
         sender = self.peer.name if self.peer else "the parent"
         return MemlaneError(
-            f"expected from {sender} {what}: other code in that process has written to this pipe; close file "
-            "descriptors only once"
+            f"expected {expected} from {sender}, found {found}: other code in that process has written to this pipe; "
+            "close file descriptors only once"
         )
 
     def _write(self) -> None:
